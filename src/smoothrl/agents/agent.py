@@ -23,7 +23,7 @@ CHUNK_FLOATS = 1 << 20
 """Noisy inputs are made and forwarded in chunks of at most this many numbers: memory does not grow with m."""
 CHUNK_ROWS = 8192
 MIN_ROWS = 8
-"""Batches are padded to this many rows: below, matrix kernels differ and results would depend on the company."""
+"""Smaller batches are padded: below, matrix kernels differ and results would depend on the company."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Agent:
         mixing = networks.batch_dependent(self.network)
         if mixing and not batch_statistics:
             raise UserError(
-                f"layer {mixing[0]} uses the statistics of the batch, so the agent would not be a function of "
+                f"layer {mixing[0]} uses the statistics of the batch, so the agent would be no function of "
                 "one observation and no vote or certificate of it means anything; use frozen or per-image "
                 "statistics (protocol `paper` may ask for batch statistics, and certifies nothing then)"
             )
@@ -182,7 +182,7 @@ class Agent:
                 raise UserError("a smoothed agent needs a noise source to act")
             return self.sample_outputs(observations, noise, index)
         rows = max(1, min(CHUNK_ROWS, CHUNK_FLOATS // max(1, observations[0].numel())))
-        parts = [self._forward_rows(part) for part in observations.split(rows)]
+        parts = [self._forward_rows(part) for part in torch.split(observations, rows)]
         return torch.cat(parts).unsqueeze(1)
 
     def decide(self, outputs: Tensor) -> Tensor:
