@@ -37,7 +37,7 @@ class Claim:
     agent: str
     """Whose behaviour is certified: ideal, deployed with m samples, or one noise draw a step."""
     adversary: str
-    """`static` (perturbation fixed before the noise) or `adaptive` (may depend on everything before the noise)."""
+    """`static` (fixed before the noise) or `adaptive` (may depend on everything before the noise)."""
     norm: str
     """The norm of the budget: always `l2` before a conversion by `norms`."""
     units: str
@@ -85,7 +85,9 @@ def number(value: Any) -> float:
 def check_alpha(alpha: float, name: str = "alpha") -> float:
     """Refuse a failure probability outside (0, 1/2]."""
     if not 0.0 < alpha <= 0.5:
-        raise UserError(f"{name} = {alpha} is not a failure probability: choose a number in (0, 0.5], e.g. 0.05.")
+        raise UserError(
+            f"{name} = {alpha} is no failure probability: choose a number in (0, 0.5], e.g. 0.05."
+        )
     return float(alpha)
 
 
@@ -111,5 +113,5 @@ def check_finite(values: FloatArray, what: str) -> FloatArray:
     if values.size == 0:
         raise UserError(f"no {what} given: a certificate needs at least one sample.")
     if not bool(np.isfinite(values).all()):
-        raise UserError(f"{what} contain NaN or infinite values: look at the agent's outputs before certifying it.")
+        raise UserError(f"{what} contain NaN or infinite values: look at the agent's outputs first.")
     return values

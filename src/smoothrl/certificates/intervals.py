@@ -202,7 +202,7 @@ def upper_index(n: int, p: float, alpha: float, complement: float | None = None)
 def min_samples(p: float, alpha: float) -> int:
     """The fewest samples for which `lower_index(n, p, alpha)` exists: (1-p)^n <= alpha."""
     if p <= 0.0:
-        raise UserError("no number of samples bounds a quantile at level 0: the budget is too large for sigma.")
+        raise UserError("no number of samples bounds a quantile at level 0: lower the budget or raise sigma.")
     if p >= 1.0:
         return 1
     return max(1, math.ceil(math.log(alpha) / math.log1p(-p) - 1e-9))
