@@ -82,7 +82,7 @@ def check_environment(agent: Agent, env_id: str) -> None:
     spec = envs.spec(env_id, **agent.info.env_settings)
     if tuple(spec.observation_shape) != tuple(agent.info.observation_shape):
         raise UserError(
-            f"{env_id} shows observations of shape {tuple(spec.observation_shape)}; this agent was trained on "
+            f"{env_id} shows observations of shape {tuple(spec.observation_shape)}; the agent was trained on "
             f"{agent.info.env_id} with shape {agent.info.observation_shape}"
         )
     if spec.action_kind != agent.info.action_kind or spec.actions != agent.info.actions:

@@ -22,8 +22,9 @@ from smoothrl.noise import Noise
 CHUNK_FLOATS = 1 << 20
 """Noisy inputs are made and forwarded in chunks of at most this many numbers: memory does not grow with m."""
 CHUNK_ROWS = 8192
-MIN_ROWS = 8
-"""Smaller batches are padded: below, matrix kernels differ and results would depend on the company."""
+ROW_TILE = 8
+"""Batches are padded to a multiple of this (and to two tiles at least): matrix kernels treat odd remainders
+differently, and a result would otherwise depend in its last bit on how many episodes run side by side."""
 
 
 @dataclass(frozen=True)
@@ -203,8 +204,9 @@ class Agent:
 
     def _forward_rows(self, rows: Tensor) -> Tensor:
         count = rows.shape[0]
-        if count < MIN_ROWS and not self.batch_statistics:
-            rows = torch.cat([rows, rows[:1].expand(MIN_ROWS - count, *rows.shape[1:])])
+        padded = max(2 * ROW_TILE, -(-count // ROW_TILE) * ROW_TILE)
+        if padded != count and not self.batch_statistics:
+            rows = torch.cat([rows, rows[:1].expand(padded - count, *rows.shape[1:])])
         return self.network(rows)[:count]  # type: ignore[no-any-return]
 
     def tensors(self) -> dict[str, Tensor]:

@@ -22,7 +22,7 @@ from smoothrl.errors import UserError
 
 FORMAT_VERSION = 1
 MAX_HEADER = 4 << 20
-MAX_DEPTH_HINT = "is not a smoothrl agent file"
+NOT_AN_AGENT = "is not a smoothrl agent file"
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -125,13 +125,13 @@ def _precheck(path: Path) -> None:
     size = path.stat().st_size
     with path.open("rb") as stream:
         start = stream.read(9)
-    if start[:2] == b"PK" or start[:1] == b"\x80":
+    if start[:4] == b"PK\x03\x04" or (start[:1] == b"\x80" and start[8:9] != b"{"):
         raise UserError(
             f"{path}: a PyTorch or pickle file, which smoothrl does not load as an agent; "
             "use `smoothrl import FILE --from released|sb3|cleanrl`"
         )
     if len(start) < 9 or start[8:9] != b"{":
-        raise UserError(f"{path}: {MAX_DEPTH_HINT} (or it is truncated); agents end in .safetensors")
+        raise UserError(f"{path}: {NOT_AN_AGENT} (or it is truncated); agents end in .safetensors")
     (length,) = struct.unpack("<Q", start[:8])
     if length > MAX_HEADER or length + 8 > size:
         raise UserError(f"{path}: truncated or damaged, its header claims {length} bytes; take a fresh copy")
@@ -149,7 +149,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def _checked_header(path: Path, meta: dict[str, Any]) -> dict[str, Any]:
     if meta.get("format") != "smoothrl-agent":
-        raise UserError(f"{path}: {MAX_DEPTH_HINT} but a {meta.get('format')!r}")
+        raise UserError(f"{path}: {NOT_AN_AGENT} but a {meta.get('format')!r}")
     version = meta.get("version")
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise UserError(f"{path}: the format version {version!r} makes no sense; take a fresh copy")

@@ -1,0 +1,191 @@
+"""Zip files from strangers: bounded reading, and the tensors of a PyTorch file without torch.load."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from smoothrl.agents.importers.safe_pickle import (
+    MAX_STREAM,
+    NUMPY_NAMES,
+    Name,
+    Node,
+    Refusal,
+    brief,
+    checked_shape,
+    read_pickle,
+)
+from smoothrl.errors import UserError
+
+MAX_ENTRIES = 10_000
+MAX_TOTAL = 1 << 30
+"""Bytes of all entries of one file together."""
+MAX_RATIO = 100
+"""A compressed entry may grow by this factor; weights hardly compress at all."""
+
+_STORAGES: Mapping[str, str] = {
+    "torch.FloatStorage": "<f4",
+    "torch.DoubleStorage": "<f8",
+    "torch.HalfStorage": "<f2",
+    "torch.LongStorage": "<i8",
+    "torch.IntStorage": "<i4",
+    "torch.ShortStorage": "<i2",
+    "torch.CharStorage": "<i1",
+    "torch.ByteStorage": "<u1",
+    "torch.BoolStorage": "?",
+}
+TORCH_NAMES = frozenset(_STORAGES) | {
+    "collections.OrderedDict",
+    "torch._utils._rebuild_tensor_v2",
+    "torch._utils._rebuild_parameter",
+}
+"""What a state dict of torch is pickled as."""
+
+
+class Archive:
+    """A zip file whose promises were checked before anything is read."""
+
+    def __init__(self, source: str | Path | IO[bytes], label: str) -> None:
+        self.label = label
+        try:
+            self.zip = zipfile.ZipFile(source)
+            self.entries = {info.filename: info for info in self.zip.infolist()}
+        except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, EOFError) as error:
+            raise Refusal(f"no zip file, or a truncated one ({error})") from error
+        self._check()
+
+    def _check(self) -> None:
+        infos = self.zip.infolist()
+        if len(infos) > MAX_ENTRIES or len(self.entries) != len(infos):
+            raise Refusal(f"the zip has {len(infos):,} entries, some of them twice or too many")
+        if sum(i.file_size for i in infos) > MAX_TOTAL:
+            raise Refusal(f"the zip would unpack to more than {MAX_TOTAL:,} bytes")
+        for info in infos:
+            if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise Refusal("the zip uses a compression that no agent file uses")
+            if info.flag_bits & 0x1:
+                raise Refusal("the zip is encrypted")
+            if info.file_size > MAX_RATIO * info.compress_size + 1024:
+                raise Refusal("the zip unpacks to far more than it holds")
+        ordered = sorted(infos, key=lambda i: i.header_offset)
+        for first, second in zip(ordered, ordered[1:], strict=False):
+            if first.header_offset + first.compress_size > second.header_offset:
+                raise Refusal("entries of the zip overlap")
+
+    def read(self, name: str, limit: int = MAX_TOTAL) -> bytes:
+        info = self.entries.get(name)
+        if info is None:
+            raise Refusal(f"the zip has no entry {name[:80]!r}")
+        if info.file_size > limit:
+            raise Refusal(f"entry {name[:80]!r} has {info.file_size:,} bytes, more than {limit:,}")
+        try:
+            with self.zip.open(info) as stream:
+                data = stream.read(info.file_size + 1)
+        except (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, RuntimeError) as error:
+            raise Refusal(f"entry {name[:80]!r} is damaged ({type(error).__name__})") from error
+        if len(data) != info.file_size:
+            raise Refusal(f"entry {name[:80]!r} has another length than it claims")
+        return data
+
+
+@dataclass(frozen=True)
+class StorageRef:
+    """A block of numbers in the zip."""
+
+    key: str
+    dtype: str
+    count: int
+
+
+class TorchFile:
+    """What torch.save wrote: `content` holds plain values and nodes, `tensor` reads one tensor."""
+
+    def __init__(
+        self, source: str | Path | IO[bytes], label: str, names: frozenset[str] = frozenset()
+    ) -> None:
+        self.archive = Archive(source, label)
+        pickles = [n for n in self.archive.entries if n.count("/") == 1 and n.endswith("/data.pkl")]
+        if len(pickles) != 1:
+            raise Refusal("no file that torch.save writes: it has no data.pkl")
+        self.root = pickles[0].removesuffix("data.pkl")
+        if self.root + "byteorder" in self.archive.entries:
+            order = self.archive.read(self.root + "byteorder", 16)
+            if order != b"little":
+                raise Refusal("numbers in another byte order than little-endian")
+        self._spent = 0
+        self.content = read_pickle(
+            self.archive.read(pickles[0], MAX_STREAM), TORCH_NAMES | NUMPY_NAMES | names, self._storage
+        )
+
+    def _storage(self, reference: Any) -> StorageRef:
+        if not isinstance(reference, tuple) or len(reference) != 5 or reference[0] != "storage":
+            raise Refusal("the pickle refers to something that is no storage of numbers")
+        _, kind, key, _, count = reference
+        path = kind.path if isinstance(kind, Name) else ""
+        if path not in _STORAGES or not isinstance(key, str) or type(count) is not int or count < 0:
+            raise Refusal(f"a storage of a type that is not read ({brief(kind)})")
+        dtype = _STORAGES[path]
+        info = self.archive.entries.get(f"{self.root}data/{key}")
+        if info is None or info.file_size != count * np.dtype(dtype).itemsize:
+            raise Refusal(f"storage {key[:40]!r} is missing or not as long as it claims")
+        return StorageRef(key, dtype, count)
+
+    def tensor(self, value: Any, what: str = "tensor") -> Tensor:
+        """The tensor a node describes: a checked view of its storage, copied."""
+        if isinstance(value, Node) and value.path == "torch._utils._rebuild_parameter" and value.args:
+            value = value.args[0]
+        if not isinstance(value, Node) or value.path != "torch._utils._rebuild_tensor_v2":
+            raise Refusal(f"{what} is {brief(value)}, not a tensor")
+        if len(value.args) < 4 or not isinstance(value.args[0], StorageRef):
+            raise Refusal(f"{what} is not a tensor of this file")
+        storage, offset, shape, stride = value.args[:4]
+        count = checked_shape(shape, what)
+        _check_view(storage, offset, shape, stride, count, what)
+        itemsize = np.dtype(storage.dtype).itemsize
+        self._spent += storage.count * itemsize
+        if self._spent > MAX_TOTAL:
+            raise Refusal("the tensors of the file come to more memory than an agent may need")
+        raw = np.frombuffer(self.archive.read(f"{self.root}data/{storage.key}"), storage.dtype)
+        view = np.lib.stride_tricks.as_strided(
+            raw[offset : offset + 1] if count else raw[:0],
+            tuple(shape),
+            tuple(s * itemsize for s in stride),
+        )
+        return torch.from_numpy(np.array(view, order="C"))
+
+
+def _check_view(storage: StorageRef, offset: Any, shape: Any, stride: Any, count: int, what: str) -> None:
+    if not isinstance(stride, (tuple, list)) or len(stride) != len(shape) or type(offset) is not int:
+        raise Refusal(f"{what} has no sensible strides")
+    if offset < 0 or any(type(s) is not int or s < 0 for s in stride):
+        raise Refusal(f"{what} has no sensible strides")
+    last = offset + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) if count else offset
+    if last >= storage.count + (count == 0) or count > storage.count:
+        raise Refusal(f"{what} reaches beyond the numbers it is made of")
+
+
+def state_dict(file: TorchFile, value: Any, what: str) -> dict[str, Tensor]:
+    """A flat dictionary of tensors."""
+    return {name: file.tensor(node, name[:80]) for name, node in entries(value, what).items()}
+
+
+def entries(value: Any, what: str) -> dict[str, Any]:
+    """The items of a dictionary (plain or ordered) with text keys."""
+    if isinstance(value, Node) and value.path == "collections.OrderedDict" and not value.args:
+        value = value.items
+    if not isinstance(value, dict) or not all(isinstance(k, str) for k in value):
+        raise Refusal(f"{what} is {brief(value)}, not a dictionary")
+    return value
+
+
+def named(label: str | Path, error: UserError, advice: str) -> UserError:
+    """The refusal of a file, with its name and what to do."""
+    return UserError(f"{label}: {error}; {advice}")
