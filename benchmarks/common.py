@@ -84,9 +84,8 @@ def table() -> str:
     lines = ["| measured | value | target | reached | command |", "|---|---|---|---|---|"]
     for row in rows:
         mark = "yes" if row["met"] else "**no**"
-        lines.append(
-            f"| {row['what']} | {row['value']:g} {row['unit']} | {row['target']} | {mark} | `{row['command']}` |"
-        )
+        figure = f"{row['value']:g} {row['unit']}"
+        lines.append(f"| {row['what']} | {figure} | {row['target']} | {mark} | `{row['command']}` |")
     return "\n".join(lines)
 
 

@@ -109,7 +109,7 @@ def main() -> None:
     ratio = slow / (fast / steps)
     record(
         "rollout_smoothed_hopper",
-        f"{args.episodes} Hopper episodes, median of 100 samples: against one episode and one sample at a time",
+        f"{args.episodes} Hopper episodes, median of 100: against one episode, one sample at a time",
         ratio,
         ">= 45x",
         ratio >= 45,
