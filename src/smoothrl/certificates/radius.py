@@ -126,7 +126,7 @@ def radius(
       sampling may stop when it likes. Without a fixed action all K sequences run at alpha/K.
     - `paper`: sigma/2 (z(q1 - D) - z(q2 + D)) with D = sqrt(ln(1/alpha)/2m) (Theorem 2); its proof has
       gaps (two bounds at alpha each, actions chosen on the same data), its slack covers them
-      (worst violation 1.6 % at alpha = .05), and it cannot exceed sigma z(1 - D).
+      (worst violation 2.2 % at alpha = .05, m >= 10), and it cannot exceed sigma z(1 - D).
 
     `split` sets the shares of alpha (majority: 2, rank: 3; they must sum to at most 1).
     """
