@@ -354,6 +354,93 @@ class DenoisedQ(nn.Module):
         return {"kind": "denoised-q", "denoiser": describe(self.denoiser), "q": describe(self.q)}
 
 
+class Bounded(nn.Module):
+    """A policy whose actions stay in a box: `clip` cuts them off, `tanh` squashes and stretches them.
+
+    Both are monotone in each coordinate, so the median of bounded actions is the bounded median.
+    """
+
+    def __init__(
+        self, body: nn.Module, how: Literal["clip", "tanh"], low: Sequence[float], high: Sequence[float]
+    ) -> None:
+        super().__init__()
+        if how not in ("clip", "tanh"):
+            raise unknown("action bound", how, ("clip", "tanh"))
+        if len(low) != len(high) or not all(a < b for a, b in zip(low, high, strict=True)):
+            raise UserError(f"the action box from {list(low)} to {list(high)} is none")
+        self.body, self.how = body, how
+        self.low, self.high = tuple(map(float, low)), tuple(map(float, high))
+
+    def forward(self, x: Tensor) -> Tensor:
+        raw: Tensor = self.body(x)
+        low, high = raw.new_tensor(self.low), raw.new_tensor(self.high)
+        if self.how == "clip":
+            return torch.minimum(torch.maximum(raw, low), high)
+        return low + (fast_tanh(raw) + 1.0) * (0.5 * (high - low))
+
+    @property
+    def description(self) -> Description:
+        return {
+            "kind": "bounded",
+            "body": describe(self.body),
+            "how": self.how,
+            "low": list(self.low),
+            "high": list(self.high),
+        }
+
+
+class Chain(nn.Module):
+    """Plain layers one after another, from a list of names and sizes: what a foreign module is brought as."""
+
+    def __init__(self, layers: Sequence[Mapping[str, Any]]) -> None:
+        super().__init__()
+        self.specs = [dict(layer) for layer in layers]
+        self.layers = nn.Sequential(*(_layer(spec) for spec in self.specs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)  # type: ignore[no-any-return]
+
+    @property
+    def description(self) -> Description:
+        return {"kind": "chain", "layers": self.specs}
+
+
+LAYERS: dict[str, tuple[type[nn.Module], tuple[str, ...]]] = {
+    "linear": (nn.Linear, ("in_features", "out_features", "bias")),
+    "conv2d": (
+        nn.Conv2d,
+        ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "bias"),
+    ),
+    "batch-norm-1d": (nn.BatchNorm1d, ("num_features", "eps")),
+    "batch-norm-2d": (nn.BatchNorm2d, ("num_features", "eps")),
+    "layer-norm": (nn.LayerNorm, ("normalized_shape", "eps")),
+    "relu": (nn.ReLU, ()),
+    "leaky-relu": (nn.LeakyReLU, ("negative_slope",)),
+    "elu": (nn.ELU, ("alpha",)),
+    "gelu": (nn.GELU, ()),
+    "silu": (nn.SiLU, ()),
+    "tanh": (nn.Tanh, ()),
+    "sigmoid": (nn.Sigmoid, ()),
+    "softplus": (nn.Softplus, ()),
+    "hardtanh": (nn.Hardtanh, ("min_val", "max_val")),
+    "flatten": (nn.Flatten, ("start_dim", "end_dim")),
+    "identity": (nn.Identity, ()),
+}
+"""The layers a `Chain` is made of, with the settings that are kept."""
+
+
+def _layer(spec: Mapping[str, Any]) -> nn.Module:
+    rest = dict(spec)
+    name = str(rest.pop("layer", None))
+    if name not in LAYERS:
+        raise unknown("layer", name, LAYERS)
+    kind, settings = LAYERS[name]
+    odd = set(rest) - set(settings)
+    if odd:
+        raise unknown(f"setting of layer {name!r}", min(odd), settings)
+    return kind(**rest)
+
+
 # ------------------------------------------------------------------------------------------- pools
 
 
@@ -465,6 +552,10 @@ def _denoised(denoiser: Mapping[str, Any], q: Mapping[str, Any]) -> DenoisedQ:
     return DenoisedQ(build(denoiser), build(q))
 
 
+def _bounded(body: Mapping[str, Any], **rest: Any) -> Bounded:
+    return Bounded(build(body), **rest)
+
+
 KINDS: dict[str, Callable[..., nn.Module]] = {
     "mlp": MLP,
     "gaussian-policy": GaussianPolicy,
@@ -476,6 +567,8 @@ KINDS: dict[str, Callable[..., nn.Module]] = {
     "mlp-denoiser": MLPDenoiser,
     "denoised-q": _denoised,
     "identity": nn.Identity,
+    "chain": Chain,
+    "bounded": _bounded,
 }
 
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from smoothrl import networks
 from smoothrl.agents.agent import content_digest
-from smoothrl.agents.file import build_network, check_safetensors, versions, write_atomically
+from smoothrl.agents.file import _network, _precheck, versions, write_atomically
 from smoothrl.errors import UserError
 
 Role = Literal["critic", "critic-q", "denoiser", "adversary", "director"]
@@ -59,7 +59,9 @@ def save_part(part: Part, path: str | Path) -> Path:
 def load_part(path: str | Path, role: Role | None = None) -> Part:
     """Read a network file; another role than the wanted one is refused."""
     target = Path(path)
-    check_safetensors(target)
+    if not target.is_file():
+        raise UserError(f"{target}: no such file")
+    _precheck(target)
     try:
         with safe_open(str(target), framework="pt") as stream:
             meta = json.loads((stream.metadata() or {}).get("smoothrl", "{}"))
@@ -78,5 +80,5 @@ def load_part(path: str | Path, role: Role | None = None) -> Part:
         raise UserError(f"{target}: holds a {header.get('role')!r}, and a {role!r} is needed here")
     if header.get("role") not in get_args(Role) or not isinstance(header.get("about"), dict):
         raise UserError(f"{target}: the header is incomplete; make the file again")
-    network = build_network(header["network"], tensors)
+    network = _network(header["network"], tensors)
     return Part(header["role"], networks.frozen(network), header["about"])

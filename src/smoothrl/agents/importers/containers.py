@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -23,7 +24,6 @@ from smoothrl.agents.importers.safe_pickle import (
     checked_shape,
     read_pickle,
 )
-from smoothrl.errors import UserError
 
 MAX_ENTRIES = 10_000
 MAX_TOTAL = 1 << 30
@@ -76,7 +76,7 @@ class Archive:
             if info.file_size > MAX_RATIO * info.compress_size + 1024:
                 raise Refusal("the zip unpacks to far more than it holds")
         ordered = sorted(infos, key=lambda i: i.header_offset)
-        for first, second in zip(ordered, ordered[1:], strict=False):
+        for first, second in itertools.pairwise(ordered):
             if first.header_offset + first.compress_size > second.header_offset:
                 raise Refusal("entries of the zip overlap")
 
@@ -184,8 +184,3 @@ def entries(value: Any, what: str) -> dict[str, Any]:
     if not isinstance(value, dict) or not all(isinstance(k, str) for k in value):
         raise Refusal(f"{what} is {brief(value)}, not a dictionary")
     return value
-
-
-def named(label: str | Path, error: UserError, advice: str) -> UserError:
-    """The refusal of a file, with its name and what to do."""
-    return UserError(f"{label}: {error}; {advice}")
