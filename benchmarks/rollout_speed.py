@@ -21,11 +21,11 @@ from smoothrl.noise import episode_seeds
 def stand_in(env_id: str) -> Agent:
     """An untrained policy of the right shape; for figures that mean something pass a trained --agent."""
     spec = envs.spec(env_id)
-    network = networks.GaussianPolicy(spec.observation_shape[0], spec.actions)
+    network = networks.GaussianPolicy(spec.obs_shape[0], spec.action_size)
     networks.orthogonal(network.mean, torch.Generator().manual_seed(0), head=0.01)
-    moments = Moments.zeros(spec.observation_shape)
-    moments.push(np.random.default_rng(0).normal(size=(100, *spec.observation_shape)))
-    info = AgentInfo("ppo", env_id, "continuous", spec.actions, spec.observation_shape)
+    moments = Moments.zeros(spec.obs_shape)
+    moments.push(np.random.default_rng(0).normal(size=(100, *spec.obs_shape)))
+    info = AgentInfo("ppo", env_id, "continuous", spec.action_size, spec.obs_shape)
     return Agent(network, moments.frozen(), info, Smoothing("median", 0.2, 100))
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -83,11 +84,26 @@ class StreamNoise:
         return rows
 
 
+SEED_BITS = {"env": 31}
+"""Simulators take 31-bit seeds; everything else 63."""
+
+
 def episode_seeds(seed: int, count: int, purpose: str, start: int = 0) -> list[int]:
-    """Independent 63-bit seeds of `count` episodes for one purpose ("env", "noise", ...)."""
+    """Independent seeds of `count` episodes for one purpose (splitmix64 of a counter)."""
     tag = int.from_bytes(purpose.encode()[:8].ljust(8, b"\0"), "big")
-    return [
-        int(np.random.SeedSequence([seed & 0xFFFFFFFF, seed >> 32, tag, i]).generate_state(1, np.uint64)[0])
-        >> 1
-        for i in range(start, start + count)
-    ]
+    key = _mix(_mix(np.array([seed & _ALL_BITS], np.uint64)) ^ np.uint64(tag))
+    with np.errstate(over="ignore"):
+        counter = np.arange(start + 1, start + count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        mixed = _mix(key + counter)
+    return [int(s) for s in mixed >> np.uint64(64 - SEED_BITS.get(purpose, 63))]
+
+
+_ALL_BITS = 0xFFFFFFFFFFFFFFFF
+
+
+def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """The finaliser of splitmix64: a bijection of 64 bits in which every input bit moves every output bit."""
+    with np.errstate(over="ignore"):
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return x ^ (x >> np.uint64(31))

@@ -20,6 +20,8 @@ from smoothrl import envs
 from smoothrl.agents import Agent
 from smoothrl.errors import UserError
 from smoothrl.noise import Noise, StreamNoise, episode_seeds
+from smoothrl.results import NORMALISED, PIXELS, ResultRow
+from smoothrl.statistics import mean_estimate
 
 VECTOR_LANES = 256
 IMAGE_LANES = 32
@@ -80,14 +82,14 @@ def default_lanes(agent: Agent, episodes: int) -> int:
 def check_environment(agent: Agent, env_id: str) -> None:
     """Refuse an environment whose observations or actions the agent cannot take."""
     spec = envs.spec(env_id, **agent.info.env_settings)
-    if tuple(spec.observation_shape) != tuple(agent.info.observation_shape):
+    if tuple(spec.obs_shape) != tuple(agent.info.observation_shape):
         raise UserError(
-            f"{env_id} shows observations of shape {tuple(spec.observation_shape)}; the agent was trained on "
+            f"{env_id} shows observations of shape {tuple(spec.obs_shape)}; the agent was trained on "
             f"{agent.info.env_id} with shape {agent.info.observation_shape}"
         )
-    if spec.action_kind != agent.info.action_kind or spec.actions != agent.info.actions:
+    if spec.action != agent.info.action_kind or spec.action_size != agent.info.actions:
         raise UserError(
-            f"{env_id} takes {spec.actions} {spec.action_kind} actions; this agent gives "
+            f"{env_id} takes {spec.action_size} {spec.action} actions; this agent gives "
             f"{agent.info.actions} {agent.info.action_kind} ones"
         )
 
@@ -212,3 +214,51 @@ def perturbation_norm(step: Step, norm: str) -> Tensor:
     """Size of the perturbation of each row, in the norm of the budget."""
     delta = (step.perturbed - step.observations).flatten(1)
     return delta.abs().amax(dim=1) if norm == "linf" else torch.linalg.vector_norm(delta, dim=1)
+
+
+def result_row(
+    agent: Agent,
+    results: EpisodeResults,
+    metric: str,
+    seed: int,
+    *,
+    environment: str | None = None,
+    epsilon: float | None = None,
+    norm: str = "",
+    protocol: str = "sound",
+    note: str = "",
+    command: str = "",
+) -> ResultRow:
+    """The row of the results table for the finished episodes of one evaluation."""
+    returns = results.finished()
+    if not returns.size:
+        raise UserError("no episode was finished, so there is no result; let it run longer")
+    smooth = agent.smoothing
+    noisy = smooth.kind != "none"
+    interval = mean_estimate([returns], np.random.default_rng(seed))
+    return ResultRow(
+        environment=environment or agent.info.env_id,
+        agent=agent.name,
+        metric=metric,
+        mean=float(returns.mean()),
+        epsilon=epsilon,
+        sigma=smooth.sigma if noisy else None,
+        samples=smooth.samples if noisy else None,
+        std=float(returns.std(ddof=1)) if returns.size > 1 else None,
+        low=interval.low,
+        high=interval.high,
+        level=interval.level,
+        norm=norm,
+        seed=seed,
+        agent_seed=agent.info.seed,
+        episodes=int(returns.size),
+        protocol=protocol,
+        smoothing=smooth.kind,
+        agent_hash=agent.digest,
+        units=PIXELS if agent.normaliser.kind == "scale" else NORMALISED,
+        wall_time=results.wall_time,
+        steps=agent.info.steps or None,
+        note=note,
+        command=command,
+        returns=tuple(float(r) for r in returns),
+    )

@@ -1,0 +1,134 @@
+"""The command line by subprocess: help, start-up time, evaluate, list, and errors as one sentence."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from conftest import Run
+
+
+def test_help_answers_at_once_and_names_every_command(smoothrl: Run) -> None:
+    start = time.perf_counter()
+    done = smoothrl("--help")
+    assert time.perf_counter() - start < 1.0
+    assert done.returncode == 0
+    for command in ("train", "evaluate", "attack", "certify", "import", "study", "report", "demo", "list"):
+        assert f"  {command}" in done.stdout
+
+
+def test_version(smoothrl: Run) -> None:
+    assert smoothrl("--version").stdout.startswith("smoothrl 0.")
+
+
+def test_importing_the_package_does_not_import_torch(smoothrl: Run) -> None:
+    import subprocess
+    import sys
+
+    code = "import smoothrl, smoothrl.cli.main, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_evaluate_prints_and_writes_rows(smoothrl: Run, policy_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "rows.json"
+    done = smoothrl("evaluate", policy_file, "--episodes", 4, "--seed", 1, "--json", out)
+    assert done.returncode == 0, done.stderr
+    assert "s-ppo on Hopper-v4" in done.stdout
+    (row,) = json.loads(out.read_text())
+    assert row["metric"] == "clean"
+    assert row["episodes"] == 4
+    assert len(row["returns"]) == 4
+    assert row["low"] <= row["mean"] <= row["high"]
+    again = smoothrl("evaluate", policy_file, "--episodes", 4, "--seed", 1, "--lanes", 2, "--json", "-")
+    assert json.loads(again.stdout)[0]["returns"] == row["returns"]
+    assert "s-ppo on Hopper-v4" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "smoothing", "samples"),
+    [
+        ((), "median", 10),
+        (("--smooth", "none"), "none", None),
+        (("--sigma", 0.1, "--samples", 3), "median", 3),
+    ],
+)
+def test_evaluate_smoothing_options(
+    smoothrl: Run, policy_file: Path, options: tuple[object, ...], smoothing: str, samples: int | None
+) -> None:
+    done = smoothrl("evaluate", policy_file, "--episodes", 1, *options, "--json", "-")
+    (row,) = json.loads(done.stdout)
+    assert row["smoothing"] == smoothing
+    assert row.get("samples") == samples
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("evalute",), "did you mean 'evaluate'"),
+        (("list", "method"), "did you mean 'methods'"),
+        (("evaluate", "nothing.safetensors"), "no such file"),
+        (("evaluate",), "at least one agent"),
+        (("evaluate", "AGENT", "--env", "Walker2d-v4"), "shape"),
+        (("evaluate", "AGENT", "--env", "Hoper-v4"), "did you mean"),
+        (("evaluate", "AGENT", "--smooth", "vote"), "takes median or mean"),
+        (("evaluate", "AGENT", "--sigma", "0"), "sigma above 0"),
+        (("evaluate", "AGENT", "--sigma", "-1"), "sigma above 0"),
+        (("evaluate", "AGENT", "--samples", "0"), "at least one sample"),
+        (("evaluate", "AGENT", "--episodes", "0"), "at least one episode"),
+        (("evaluate", "AGENT", "--smooth", "none", "--sigma", "0.1"), "drop one of them"),
+    ],
+)
+def test_errors_are_one_sentence(
+    smoothrl: Run, policy_file: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    done = smoothrl(*(policy_file if a == "AGENT" else a for a in arguments))
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_foreign_file_is_named_for_what_it_is(smoothrl: Run, tmp_path: Path) -> None:
+    path = tmp_path / "model.pth"
+    path.write_bytes(b"PK\x03\x04" + bytes(100))
+    done = smoothrl("evaluate", path)
+    assert done.returncode == 2
+    assert "smoothrl import" in done.stderr
+
+
+@pytest.mark.parametrize("what", ["methods", "attacks", "environments", "studies"])
+def test_lists(smoothrl: Run, what: str) -> None:
+    done = smoothrl("list", what, "--json", "-")
+    assert done.returncode == 0, done.stderr
+    entries = json.loads(done.stdout)
+    assert len(entries) >= 5
+    assert all(entry["name"] and entry["summary"] for entry in entries)
+    assert entries[0]["name"] in smoothrl("list", what).stdout
+
+
+def test_ctrl_c_keeps_finished_episodes(policy_file: Path, tmp_path: Path) -> None:
+    import os
+    import signal
+    import subprocess
+    import sys
+
+    out = tmp_path / "rows.json"
+    command = [sys.executable, "-m", "smoothrl", "evaluate", str(policy_file), "--episodes", "100000"]
+    process = subprocess.Popen(
+        [*command, "--lanes", "4", "--json", str(out)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    time.sleep(8)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    (row,) = json.loads(out.read_text())
+    assert 0 < row["episodes"] < 100000
+    assert "interrupted" in row["note"]
+    assert "s-ppo" in stdout
