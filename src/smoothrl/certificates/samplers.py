@@ -348,6 +348,8 @@ def refuse_batch_dependent(module: Any) -> None:
                     f"{label} is in training mode and mixes the noisy copies of a batch: call .eval() on the "
                     "agent's network before certifying it."
                 )
+        if getattr(part, "mixes_batch", False) is True:
+            raise UserError(f"{label} normalises with batch statistics: freeze them before certifying.")
         if names.intersection(_DROPOUTS) and part.training:
             raise UserError(f"{label} is in training mode: call .eval() on the agent's network first.")
 
