@@ -15,10 +15,58 @@ class Protocol:
 
     name: str
     """For labels in results and reports only; no code branches on it."""
+    time_limit_is_terminal: bool
+    """PPO: an episode cut off by its time limit counts as a true end (nothing is bootstrapped)."""
+    bootstrap_tail_with_own_value: bool
+    """PPO: the last row of an iteration bootstraps with V of its own state, not of the next one."""
+    value_loss_skips_ends: bool
+    """PPO: rows at which an episode ends are left out of the value loss."""
+    sgld_anchor_smoothed: bool
+    """SGLD on an `s-` method: the anchor is the smoothed mean while the perturbed side is not smoothed."""
+    radial_fixed_schedule: bool
+    """RADIAL: epsilon starts at iteration 500 and would need 1000 more, whatever the length of the run."""
+    radial_raw_advantages: bool
+    """RADIAL: raw advantages in the bounded surrogates beside normalised ones in the clean surrogate."""
+    wocar_wrong_bounds: bool
+    """WocaR: action bounds through tanh of the input and three linear layers, not through the policy."""
+    wocar_fixed_epsilon: bool
+    """WocaR: worst-case actions within epsilon 0.01, whatever the budget."""
+    fgsm_sign_flipped: bool
+    """PA: the FGSM step of the director-actor adversary goes down its own objective."""
+    fgsm_two_noises: bool
+    """PA on an `s-` victim: the two sides of the action change see one noise draw each, two different ones."""
+    adversary_acts_smoothed: bool
+    """Adversaries of `s-` methods act through their own smoothed mean, as in their update."""
 
 
-PAPER = Protocol(name="paper")
-SOUND = Protocol(name="sound")
+PAPER = Protocol(
+    name="paper",
+    time_limit_is_terminal=True,
+    bootstrap_tail_with_own_value=True,
+    value_loss_skips_ends=True,
+    sgld_anchor_smoothed=True,
+    radial_fixed_schedule=True,
+    radial_raw_advantages=True,
+    wocar_wrong_bounds=True,
+    wocar_fixed_epsilon=True,
+    fgsm_sign_flipped=True,
+    fgsm_two_noises=True,
+    adversary_acts_smoothed=False,
+)
+SOUND = Protocol(
+    name="sound",
+    time_limit_is_terminal=False,
+    bootstrap_tail_with_own_value=False,
+    value_loss_skips_ends=False,
+    sgld_anchor_smoothed=False,
+    radial_fixed_schedule=False,
+    radial_raw_advantages=False,
+    wocar_wrong_bounds=False,
+    wocar_fixed_epsilon=False,
+    fgsm_sign_flipped=False,
+    fgsm_two_noises=False,
+    adversary_acts_smoothed=True,
+)
 
 PROTOCOLS = {p.name: p for p in (SOUND, PAPER)}
 

@@ -1,0 +1,316 @@
+"""PPO and S-PPO for a pool of seeds. Read `train`, then `Learner.iterate`; the losses are in `losses.py` and
+`regularisers.py`, what an adversary adds in `adversaries.py`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from smoothrl import envs
+from smoothrl.agents import Agent, AgentInfo, Normaliser, Smoothing
+from smoothrl.agents.file import versions
+from smoothrl.envs import EnvSpec
+from smoothrl.envs.registry import Request, resolve
+from smoothrl.errors import UserError
+from smoothrl.learners import methods
+from smoothrl.learners.actor_critic import ActorCritic, Batch, Rates, draw, generators, member_first
+from smoothrl.learners.collect import Arena, Decision, Float, PoolMoments, Scaler, collect
+from smoothrl.learners.pools import PoolPolicy, select_median
+from smoothrl.learners.presets import PPOConfig
+from smoothrl.learners.regularisers import policy_loss
+from smoothrl.learners.run_directory import RunDirectory
+from smoothrl.protocols import Protocol, protocol
+
+NOISE_BLOCK = 1 << 20
+"""Collection noise is drawn for as many steps at a time as fit into this many numbers."""
+OnIteration = Callable[[int, dict[str, float]], None]
+
+
+class AgentPlayer:
+    """The agent acts on what it observes, its mean smoothed where sigma is above 0."""
+
+    def __init__(self, policy: PoolPolicy, config: PPOConfig, smoothed: bool, iteration: int) -> None:
+        self.policy, self.smoothed = policy, smoothed
+        self.sigma, self.samples = config.sigma, config.train_samples
+        self.steps, self.lanes = config.horizon // config.lanes, config.lanes
+        self._noise_source = generators(config.seeds, iteration, "smoothing")
+        self._std = torch.exp(policy.log_std).detach().numpy()
+        sources = generators(config.seeds, iteration, "action")
+        shape = (self.steps, config.lanes, policy.mean.sizes[-1])
+        self._wobble = draw(sources, *shape).numpy()
+        self._block: Any = None
+        self.kept: list[Any] | None = [] if config.common_noise and smoothed else None
+
+    def perceive(self, observation: Float) -> Float:
+        return observation
+
+    def act(self, observation: Float, step: int) -> Decision:
+        mean = self.smoothed_mean(observation, step) if self.smoothed else self.policy.mean.quick(observation)
+        action = mean + self._std * self._wobble[:, step]
+        return Decision(observation, mean, action, action)
+
+    def smoothed_mean(self, states: Float, step: int) -> Float:
+        """Median of the means at `samples` noisy copies of each state."""
+        pool, lanes, size = states.shape
+        rows = max(1, NOISE_BLOCK // (pool * lanes * self.samples * size))
+        if step % rows == 0:
+            count = min(rows, self.steps - step)
+            self._block = draw(self._noise_source, count, lanes, self.samples, size).mul_(self.sigma).numpy()
+            if self.kept is not None:
+                self.kept.append(self._block)
+        noisy = states[:, :, None] + self._block[:, step % rows]
+        means = self.policy.mean.quick(noisy.reshape(pool, lanes * self.samples, size))
+        return select_median(means.reshape(pool, lanes, self.samples, -1))[0]  # type: ignore[no-any-return]
+
+    def noise(self) -> Tensor | None:
+        """The noise of the whole iteration (P, T * L, m, n), where it was kept."""
+        if self.kept is None:
+            return None
+        return torch.from_numpy(np.concatenate(self.kept, axis=1)).flatten(1, 2)
+
+
+@dataclass
+class Means:
+    """The means inside the ratio: smoothed with fresh noise (or the collection's), or plain."""
+
+    sources: list[torch.Generator]
+    sigma: float
+    samples: int
+    smoothed: bool
+
+    def __call__(self, policy: PoolPolicy, batch: Batch) -> Tensor:
+        if not self.smoothed:
+            return policy.mean(batch.states)
+        noise = batch.noise
+        if noise is None:
+            rows, size = batch.states.shape[1:]
+            noise = draw(self.sources, rows, self.samples, size).mul_(self.sigma)
+        return policy.smoothed_mean(batch.states, noise)
+
+
+class Learner:
+    """A pool in training."""
+
+    def __init__(self, config: PPOConfig) -> None:
+        self.config, self.method = config, methods.parse(config.method)
+        self.protocol: Protocol = protocol(config.protocol)
+        self.spec, build = environment(config)
+        self.arena = Arena(self.spec, build, config.pool, config.lanes)
+        self.state_size, self.action_size = int(np.prod(self.spec.obs_shape)), self.spec.action_size
+        sizes = (self.state_size, *config.hidden, self.action_size)
+        self.agents = ActorCritic(config.seeds, sizes, "agent")
+        self.scaler = Scaler(
+            PoolMoments(config.pool, self.state_size),
+            PoolMoments(config.pool, 1),
+            config.discount,
+            config.observation_clip,
+            config.reward_clip,
+        )
+        self.rates = agent_rates(config)
+        self.iteration = 0
+        self.recent: list[list[float]] = [[] for _ in config.seeds]
+        self.times = {"stepping": 0.0, "total": 0.0}
+
+    # ----------------------------------------------------------------------------------- learning
+
+    def iterate(self) -> dict[str, float]:
+        """Collect with the (smoothed) policy, improve the value network, then the policy: Algorithm 1."""
+        started, k, total = time.perf_counter(), self.iteration, self.config.iterations
+        player = AgentPlayer(self.agents.policy, self.config, self.method.smoothed, k)
+        steps = self.config.horizon // self.config.lanes
+        sizes = (self.state_size, self.action_size)
+        rollout = collect(self.arena, player, self.scaler, self.config.seeds, k, steps, sizes)
+        batch = self.agents.prepare(rollout, self.rates, self.protocol)
+        batch.noise = player.noise()
+        value_loss = self.agents.update_value(batch, self.rates, k, total)
+        means = Means(
+            generators(self.config.seeds, k, "update"),
+            self.config.sigma,
+            self.config.train_samples,
+            self.method.smoothed,
+        )
+        loss = policy_loss(self.method, self.config, self.protocol, self.rates, k)
+        summary = self.agents.update_policy(batch, self.rates, means, loss, k, total)
+        self.iteration += 1
+        self.times["total"] += time.perf_counter() - started
+        self.times["stepping"] = self.arena.stepping_time
+        for kept, fresh in zip(self.recent, rollout.returns, strict=True):
+            kept.extend(fresh)
+            del kept[:-20]
+        return self._row(summary | {"value_loss": value_loss}, loss.epsilon)
+
+    def _row(self, summary: dict[str, Tensor], epsilon: float) -> dict[str, float]:
+        """Pooled means, then each seed's return."""
+        returns = [float(np.mean(r)) if r else float("nan") for r in self.recent]
+        known = [r for r in returns if np.isfinite(r)]
+        row = {"return": float(np.median(known)) if known else float("nan")}
+        row |= {name: float(value.mean()) for name, value in summary.items()}
+        log_std = self.agents.policy.log_std.detach()
+        row["entropy"] = float((log_std + 1.4189385).sum((-1, -2)).mean())
+        row["std"] = float(log_std.exp().mean())
+        row["epsilon"] = epsilon
+        row["learning_rate"] = float(
+            (self.rates.policy_lr * self.rates.factor((self.iteration - 1) / self.config.iterations)).max()
+        )
+        if self.config.pool > 1:
+            row |= {f"return/seed-{s}": r for s, r in zip(self.config.seeds, returns, strict=True)}
+            row |= {f"kl/seed-{s}": float(v) for s, v in zip(self.config.seeds, summary["kl"], strict=True)}
+        return row
+
+    # -------------------------------------------------------------------------------- state, agents
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """All that the next iterations depend on."""
+        tensors: dict[str, Any] = dict(self.agents.state())
+        for name, moments in (("observations", self.scaler.observations), ("rewards", self.scaler.rewards)):
+            tensors |= {f"{name}/{k}": v for k, v in moments.state().items()}
+        meta = {
+            "step": self.iteration * self.config.horizon,
+            "iteration": self.iteration,
+            "adam": self.agents.step_counts(),
+            "recent": self.recent,
+        }
+        return tensors, meta
+
+    def load(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
+        self.agents.load(tensors, meta["adam"])
+        for name, moments in (("observations", self.scaler.observations), ("rewards", self.scaler.rewards)):
+            moments.load({k: tensors[f"{name}/{k}"].numpy() for k in ("count", "mean", "m2")})
+        self.iteration = int(meta["iteration"])
+        self.recent = [list(map(float, r)) for r in meta["recent"]]
+
+    def agent(self, member: int) -> Agent:
+        """The member as it would be deployed now."""
+        config = self.config
+        smoothing = (
+            Smoothing("median", config.sigma, config.test_samples) if self.method.smoothed else Smoothing()
+        )
+        notes = {
+            "protocol": config.protocol,
+            "hyperparameters": {k: v for k, v in asdict(config).items() if k not in ("seeds", "env_settings")},
+            "software": versions(),
+        }
+        info = AgentInfo(
+            method=self.method.name,
+            env_id=config.env_id,
+            action_kind="continuous",
+            actions=self.action_size,
+            observation_shape=tuple(self.spec.obs_shape),
+            env_settings=dict(self.spec.settings),
+            action_low=self.spec.action_low,
+            action_high=self.spec.action_high,
+            seed=config.seeds[member],
+            steps=self.iteration * config.horizon,
+            trained_with=smoothing,
+            notes=notes,
+        )
+        normaliser = self.scaler.observations.member(member).frozen(config.observation_clip)
+        return Agent(self.agents.policy.member(member), normaliser, info)
+
+    def start_from(self, agent: Agent) -> None:
+        """Begin from a trained agent instead of from nothing: its policy and its normaliser."""
+        from smoothrl.networks import GaussianPolicy
+
+        network = agent.network
+        fits = isinstance(network, GaussianPolicy) and tuple(network.mean.sizes) == self.agents.policy.mean.sizes
+        if not fits or agent.normaliser.kind != "moments":
+            raise UserError(
+                f"--init: {agent.info.method} on {agent.info.env_id} is no Gaussian policy of sizes "
+                f"{self.agents.policy.mean.sizes} with running statistics; choose an agent of this environment"
+            )
+        assert isinstance(network, GaussianPolicy)
+        for i in range(self.config.pool):
+            self.agents.policy.set_member(i, network)
+            self.scaler.observations.set_member(i, _moments(agent.normaliser, max(agent.info.steps, 2)))
+
+
+def _moments(normaliser: Normaliser, count: int) -> Any:
+    from smoothrl.agents import Moments
+
+    return Moments(float(count), normaliser.mean.copy(), normaliser.std**2 * (count - 1.0))
+
+
+def agent_rates(config: PPOConfig) -> Rates:
+    def each(value: float) -> Tensor:
+        return torch.full((config.pool,), value)
+
+    return Rates(
+        policy_lr=each(config.policy_lr),
+        value_lr=each(config.value_lr),
+        clip=each(config.clip),
+        entropy=each(config.entropy),
+        anneal=each(float(config.anneal)),
+        value_clip=config.value_clip,
+        epochs=config.epochs,
+        value_epochs=config.value_epochs,
+        minibatches=config.minibatches,
+        discount=config.discount,
+        trace=config.trace,
+    )
+
+
+def environment(config: PPOConfig) -> tuple[EnvSpec, Any]:
+    """The environment's description and its lanes' factory; refused where PPO cannot learn in it."""
+    plan = resolve(Request(config.env_id, None, True, None, "auto", None, dict(config.env_settings)))
+    if plan.spec.is_image:
+        raise UserError(f"{config.env_id} shows images; PPO here learns from vectors (images: a dqn method)")
+    if plan.spec.action != "continuous":
+        raise UserError(f"{config.env_id} has discrete actions; PPO here is for continuous ones, use a dqn method")
+    return plan.spec, plan.build
+
+
+# ------------------------------------------------------------------------------------------ the run
+
+
+def train(
+    config: PPOConfig,
+    out: str | Path,
+    *,
+    resume: bool = False,
+    init: Agent | None = None,
+    on_iteration: OnIteration | None = None,
+    save_every: float = 30.0,
+    tensorboard: bool = True,
+) -> list[Path]:
+    """Train the pool into a run directory; the agents' files, one a seed."""
+    learner = Learner(config)
+    settings = asdict(config) | {"init": None if init is None else init.digest}
+    with RunDirectory.open(out, settings, resume, tensorboard=tensorboard) as run:
+        saved = run.load_state() if resume else None
+        if saved is not None:
+            learner.load(*saved)
+        elif init is not None:
+            learner.start_from(init)
+        last = time.monotonic()
+        try:
+            while learner.iteration < config.iterations:
+                good = learner.state()
+                try:
+                    row = learner.iterate()
+                except UserError:
+                    run.save_state(*good)
+                    raise
+                step = learner.iteration * config.horizon
+                run.log(step, row)
+                if on_iteration is not None:
+                    on_iteration(step, row)
+                if time.monotonic() - last > save_every:
+                    run.save_state(*learner.state())
+                    last = time.monotonic()
+            run.save_state(*learner.state())
+        finally:
+            learner.arena.close()
+        single = config.pool == 1
+        return [
+            run.save_agent(learner.agent(i), None if single else seed) for i, seed in enumerate(config.seeds)
+        ]
+
+
+__all__ = ["AgentPlayer", "Learner", "Means", "agent_rates", "environment", "envs", "member_first", "train"]
