@@ -1,0 +1,228 @@
+"""DQN with prioritised replay, dueling heads and (optionally) double targets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from smoothrl import envs, networks
+from smoothrl.agents import Agent, AgentInfo, Normaliser
+from smoothrl.errors import UserError
+from smoothrl.learners import q_losses as losses
+from smoothrl.learners.q_config import DQNConfig, with_changes
+from smoothrl.learners.q_loop import Report, Training, amp, config_json, learning_rate
+from smoothrl.learners.q_presets import dqn_preset
+from smoothrl.learners.replay import Batch
+from smoothrl.learners.run_directory import RunDirectory
+
+Array = npt.NDArray[Any]
+
+
+def normaliser(spec: envs.EnvSpec) -> Normaliser:
+    """Images to [0, 1]; boards and vectors as they are."""
+    return Normaliser("scale", 1.0 / spec.obs_scale) if spec.obs_scale != 1.0 else Normaliser()
+
+
+def q_description(spec: envs.EnvSpec, config: DQNConfig) -> dict[str, Any]:
+    """Nature CNN for frames, a small CNN for boards, an MLP for vectors."""
+    shape, actions = spec.obs_shape, spec.action_size
+    if shape[1:] == (84, 84):
+        return {
+            "kind": "q-nature",
+            "channels": shape[0],
+            "actions": actions,
+            "hidden": config.hidden,
+            "width": config.width,
+            "dueling": config.dueling,
+        }
+    if len(shape) == 3 and shape[1] == shape[2]:
+        return {
+            "kind": "q-small",
+            "channels": shape[0],
+            "actions": actions,
+            "size": shape[1],
+            "filters": max(1, round(16 * config.width)),
+            "hidden": config.hidden,
+            "dueling": config.dueling,
+        }
+    if len(shape) != 1:
+        raise UserError(f"{spec.id} shows observations of shape {shape}; no Q-network here takes them")
+    hidden = [config.hidden, config.hidden]
+    return {
+        "kind": "q-mlp",
+        "observations": shape[0],
+        "actions": actions,
+        "hidden": hidden,
+        "dueling": config.dueling,
+    }
+
+
+def seeded(description: Mapping[str, Any], seed: int) -> nn.Module:
+    """A network with PyTorch's initial weights drawn from `seed`, the global generator untouched."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return networks.build(description).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+def copied(network: nn.Module) -> nn.Module:
+    """Another network with the same weights, in evaluation mode."""
+    twin = networks.build(networks.describe(network))
+    twin.load_state_dict(network.state_dict())
+    return networks.frozen(twin)
+
+
+def as_input(raw: Array, scale: float, precision: str = "fp32") -> Tensor:
+    """Raw observations as network input, images channels-last (bytes go to bf16 without a detour)."""
+    image_bf16 = precision == "bf16" and raw.ndim == 4
+    x = torch.from_numpy(np.ascontiguousarray(raw)).to(torch.bfloat16 if image_bf16 else torch.float32)
+    if scale != 1.0:
+        x = x.mul_(scale)
+    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Adam's state as named tensors."""
+    found = {}
+    for i, parameter in enumerate(optimizer.param_groups[0]["params"]):
+        for name, value in optimizer.state.get(parameter, {}).items():
+            found[f"{i}.{name}"] = value
+    return found
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Tensor]) -> None:
+    """Adam's state from `optimizer_state`."""
+    for i, parameter in enumerate(optimizer.param_groups[0]["params"]):
+        mine = {k.split(".", 1)[1]: v.clone() for k, v in state.items() if k.split(".", 1)[0] == str(i)}
+        if mine:
+            for name in ("exp_avg", "exp_avg_sq"):
+                mine[name] = torch.empty_like(parameter.detach()).copy_(mine[name])
+            optimizer.state[parameter] = mine
+
+
+class DQNLearner:
+    """Online and target network, and one gradient step."""
+
+    def __init__(self, config: DQNConfig, spec: envs.EnvSpec) -> None:
+        self.config, self.spec = config, spec
+        self.scale = 1.0 / spec.obs_scale
+        description = q_description(spec, config)
+        self.q = seeded(description, config.seed)
+        self.target = copied(self.q).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.optimizer = torch.optim.Adam(self.q.parameters(), lr=config.lr, eps=config.adam_eps, fused=True)
+        self.updates = 0
+
+    @torch.no_grad()
+    def greedy(self, observations: Array) -> Array:
+        with amp(self.config):
+            q = self.q(as_input(observations, self.scale, self.config.precision))
+        return np.asarray(q.float().argmax(dim=1).numpy())
+
+    def update(self, batch: Batch, progress: float) -> tuple[npt.NDArray[np.float64], dict[str, float]]:
+        actions, weights = torch.from_numpy(batch.actions), torch.from_numpy(batch.weights)
+        y = self.targets(batch)
+        with amp(self.config):
+            q = self.q(as_input(batch.observations, self.scale, self.config.precision))
+        each = losses.huber_td(q.float(), actions, y)
+        loss = losses.weighted_mean(each, weights)
+        self.descend(loss, progress)
+        metrics = {"loss": loss.item(), "q": q.detach().float().amax(dim=1).mean().item()}
+        return np.asarray(each.detach().double().numpy()) + 1e-5, metrics
+
+    @torch.no_grad()
+    def targets(self, batch: Batch) -> Tensor:
+        """The TD targets, nothing of them differentiated."""
+        following = as_input(batch.following, self.scale, self.config.precision)
+        with amp(self.config):
+            target_q = self.target(following).float()
+            online_q = self.q(following).float() if self.config.double else None
+        returns, discounts = torch.from_numpy(batch.returns), torch.from_numpy(batch.discounts)
+        return losses.td_target(returns, discounts, target_q, online_q)
+
+    def descend(self, loss: Tensor, progress: float) -> None:
+        """One Adam step, and the target's copy when it is due."""
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        if self.config.grad_clip > 0.0:
+            nn.utils.clip_grad_norm_(self.q.parameters(), self.config.grad_clip)
+        self.optimizer.param_groups[0]["lr"] = learning_rate(self.config, progress)
+        self.optimizer.step()
+        self.updates += 1
+        if self.updates % self.config.target_every == 0:
+            self.target.load_state_dict(self.q.state_dict())
+
+    def agent(self, steps: int) -> Agent:
+        return Agent(copied(self.q), normaliser(self.spec), agent_info(self.config, self.spec, steps))
+
+    def state(self) -> dict[str, Tensor]:
+        found = {f"q.{k}": v for k, v in self.q.state_dict().items()}
+        found |= {f"target.{k}": v for k, v in self.target.state_dict().items()}
+        found |= {f"adam.{k}": v for k, v in optimizer_state(self.optimizer).items()}
+        return found | {"updates": torch.tensor(self.updates)}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        self.q.load_state_dict(part(state, "q"))
+        self.target.load_state_dict(part(state, "target"))
+        load_optimizer(self.optimizer, part(state, "adam"))
+        self.updates = int(state["updates"])
+
+
+def part(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    """The tensors under `name.`."""
+    return {k[len(name) + 1 :]: v for k, v in state.items() if k.startswith(name + ".")}
+
+
+def agent_info(config: DQNConfig, spec: envs.EnvSpec, steps: int, **more: Any) -> AgentInfo:
+    """What the agent file says about this run."""
+    return AgentInfo(
+        method=config.method,
+        env_id=config.env,
+        action_kind="discrete",
+        actions=spec.action_size,
+        observation_shape=tuple(spec.obs_shape),
+        env_settings=dict(config.env_settings),
+        seed=config.seed,
+        steps=steps,
+        notes={"config": config_json(config)},
+        **more,
+    )
+
+
+def discrete_spec(env_id: str, settings: Mapping[str, Any], method: str) -> envs.EnvSpec:
+    """The environment, refused where its actions are continuous."""
+    spec = envs.spec(env_id, **settings)
+    if spec.action != "discrete":
+        raise UserError(
+            f"{env_id} takes continuous actions, {method} needs discrete ones; train 'ppo' or 's-ppo' on it"
+        )
+    return spec
+
+
+def preset_config(method: str, env_id: str, preset: str | None = None, **changes: Any) -> DQNConfig:
+    """The preset of the environment with the caller's changes."""
+    image = len(discrete_spec(env_id, {}, method).obs_shape) == 3
+    values = {**dqn_preset(env_id, image, preset), "method": method, "env": env_id}
+    config: DQNConfig = with_changes(DQNConfig(**values), changes)
+    return config
+
+
+def train(
+    config: DQNConfig,
+    out: str | Path,
+    *,
+    resume: bool = False,
+    refill_replay: bool = False,
+    report: Report | None = None,
+) -> Path:
+    """Train one agent into the run directory `out`; returns the agent's path."""
+    spec = discrete_spec(config.env, config.env_settings, config.method)
+    with RunDirectory.open(out, config_json(config), resume) as directory:
+        learner = DQNLearner(config, spec)
+        training = Training(learner, config, directory, refill=refill_replay)
+        training.run(report)
+        return directory.agent_path()

@@ -1,0 +1,84 @@
+"""A run that was killed ends with the same bits as one that was not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from smoothrl.agents import load_agent
+from smoothrl.errors import UserError
+from smoothrl.learners.dqn import preset_config, train
+
+SMALL = {
+    "steps": 3000,
+    "lanes": 4,
+    "warmup": 200,
+    "capacity": 600,
+    "batch": 16,
+    "hidden": 16,
+    "eval_every": 1500,
+    "eval_episodes": 2,
+    "log_every": 500,
+    "checkpoint_every": 300,
+    "update_every": 8,
+    "target_every": 20,
+    "explore_steps": 1000,
+}
+CHILD = """
+import sys, torch
+torch.set_num_threads(1)
+from smoothrl.learners.dqn import preset_config, train
+train(preset_config("dqn", sys.argv[1], **{small}), sys.argv[2], resume=True)
+"""
+
+
+def child(env: str, out: Path) -> subprocess.Popen[bytes]:
+    code = CHILD.replace("{small}", repr(SMALL))
+    return subprocess.Popen([sys.executable, "-c", code, env, str(out)], stderr=subprocess.PIPE)
+
+
+def rows_without_times(out: Path) -> str:
+    return (out / "progress.csv").read_text()
+
+
+def test_killed_runs_end_with_the_same_bits(tmp_path: Path) -> None:
+    env = "MinAtar/Breakout-v1"
+    whole = child(env, tmp_path / "whole")
+    assert whole.wait() == 0
+    rng = np.random.default_rng(0)
+    broken = tmp_path / "broken"
+    kills = 0
+    while True:
+        process = child(env, broken)
+        state = broken / "state" / "state.safetensors"
+        seen = state.stat().st_mtime_ns if state.exists() else 0
+        while process.poll() is None and (not state.exists() or state.stat().st_mtime_ns == seen):
+            time.sleep(0.01)
+        time.sleep(float(rng.random() * 0.3))
+        if process.poll() is None and kills < 3:
+            os.kill(process.pid, signal.SIGKILL)
+            kills += 1
+            process.wait()
+            continue
+        assert process.wait() == 0
+        break
+    assert kills == 3
+    assert load_agent(tmp_path / "whole").digest == load_agent(broken).digest
+    assert rows_without_times(tmp_path / "whole") == rows_without_times(broken)
+
+
+def test_a_lost_replay_is_named_and_can_be_refilled(tmp_path: Path) -> None:
+    config = preset_config("dqn", "CartPole-v1", **{**SMALL, "steps": 900, "eval_every": 0})
+    train(config, tmp_path)
+    frames = tmp_path / "state" / "replay.frames"
+    frames.unlink()
+    with pytest.raises(UserError, match="refill-replay"):
+        train(config, tmp_path, resume=True)
+    train(config, tmp_path, resume=True, refill_replay=True)
