@@ -149,7 +149,7 @@ class Training:
         priorities, metrics = self.learner.update(batch, progress)
         if not math.isfinite(metrics["loss"]):
             raise UserError(
-                f"the loss is {metrics['loss']} at update {self.updates}, step {self.step:,} of {config.env}; "
+                f"the loss is {metrics['loss']} at update {self.updates}, step {self.step:,}; "
                 f"the last checkpoint is kept in {self.directory.path}/state; start again with a smaller lr"
             )
         self.replay.update(batch.index, priorities)

@@ -13,7 +13,7 @@ def chosen(q: Tensor, actions: Tensor) -> Tensor:
 
 
 def td_target(returns: Tensor, discounts: Tensor, target_q: Tensor, online_q: Tensor | None = None) -> Tensor:
-    """y = R + gamma^n Q_target(s', a'), a' = argmax of the online network (Double DQN) or the target's own."""
+    """y = R + gamma^n Q_target(s', a'), a' = argmax of the online (Double DQN) or the target network."""
     greedy = (target_q if online_q is None else online_q).argmax(dim=1)
     return returns + discounts * chosen(target_q, greedy)
 

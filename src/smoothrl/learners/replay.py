@@ -156,8 +156,8 @@ class Replay:
                 stream.truncate(size)
         if self.path.stat().st_size != size:
             raise UserError(
-                f"{self.path}: the replay has {self.path.stat().st_size} bytes where {size} are needed, it was "
-                "damaged or belongs to other settings; --refill-replay keeps the networks and fills a new one"
+                f"{self.path}: the replay has {self.path.stat().st_size} bytes where {size} are needed: "
+                "damaged, or belongs to other settings; --refill-replay keeps the networks and fills a new one"
             )
         return np.memmap(self.path, dtype=dtype, mode="r+", shape=shape)
 
