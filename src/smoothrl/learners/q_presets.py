@@ -25,7 +25,7 @@ PAPER_DQN: Values = {
     "env_settings": {"profile": "single-frame"},
 }
 CPU_DQN: Values = {
-    "steps": 1_200_000,
+    "steps": 1_000_000,
     "lanes": 16,
     "update_every": 4,
     "warmup": 10_000,
@@ -81,7 +81,7 @@ VECTOR_DQN: Values = {
 }
 
 GAMES: dict[str, dict[str, Values]] = {
-    "pong": {"cpu": {"env_settings": {"profile": "standard", "actions": 4}}},
+    "pong": {"cpu": {"env_settings": {"profile": "standard", "actions": 4}, "double": False}},
     "freeway": {"paper": {"explore_steps": 100_000}},
     "roadrunner": {"cpu": {"env_settings": {"profile": "standard", "actions": 6}}},
 }

@@ -157,7 +157,7 @@ class Replay:
         if self.path.stat().st_size != size:
             raise UserError(
                 f"{self.path}: the replay has {self.path.stat().st_size} bytes where {size} are needed: "
-                "damaged, or belongs to other settings; --refill-replay keeps the networks and fills a new one"
+                "damaged, or of other settings; --refill-replay keeps the networks and fills a new one"
             )
         return np.memmap(self.path, dtype=dtype, mode="r+", shape=shape)
 
