@@ -18,6 +18,7 @@ from gymnasium import spaces
 from smoothrl.envs.lanes import Array, Ids, Lanes, Step, no_lives
 
 NEVER = 2**30
+LARGEST_SEED = 2**31 - 1
 
 
 class PoolLanes(Lanes):
@@ -46,10 +47,11 @@ class PoolLanes(Lanes):
                 env_type="gymnasium",
                 num_envs=self.num,
                 num_threads=threads or min(self.num, os.cpu_count() or 1),
-                seed=[int(s) for s in seeds],
+                seed=[int(s) % LARGEST_SEED for s in seeds],
                 max_episode_steps=NEVER,
                 **options,
             )
+            self._pool.observation_space, self._pool.action_space  # noqa: B018  (built on first use, with warnings)
         self.observation_space, self.action_space = observation_space, action_space
         self._sent: Ids = np.zeros(0, dtype=np.int64)
 

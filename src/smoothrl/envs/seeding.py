@@ -6,8 +6,8 @@ import numpy as np
 
 from smoothrl.errors import UserError
 
-SEED_LIMIT = 2**31 - 1
-"""Largest seed every backend takes (EnvPool and ale-py store signed 32-bit numbers)."""
+SEED_LIMIT = 2**31
+"""Seeds lie below this: the backends written in C++ store signed 32-bit numbers."""
 
 
 def episode_seed(seed: int, lane: int, episode: int) -> int:
