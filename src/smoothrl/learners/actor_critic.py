@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -59,19 +59,22 @@ class Batch:
     goes_on: Tensor | None = None
     """Zero where nothing follows (WocaR)."""
 
-    def minibatches(self, sources: Sequence[torch.Generator], count: int, only: Sequence[str]) -> Iterator[Batch]:
+    def minibatches(
+        self, sources: Sequence[torch.Generator], count: int, only: Sequence[str]
+    ) -> Iterator[Batch]:
         """One shuffled pass in `count` equal parts; only the named fields are gathered."""
         pool, rows = self.values.shape
         order = torch.stack([torch.randperm(rows, generator=g) + i * rows for i, g in enumerate(sources)])
         index = order.view(pool, count, -1).transpose(0, 1).reshape(-1)
-        parts: dict[str, Any] = {f.name: None for f in fields(self)}
+        parts: dict[str, Tensor] = {}
         for name in only:
             whole = getattr(self, name)
             if whole is not None:
                 flat = whole.flatten(0, 1).index_select(0, index)
                 parts[name] = flat.view(count, pool, rows // count, *whole.shape[2:])
         for k in range(count):
-            yield Batch(**{n: None if p is None else p[k] for n, p in parts.items()})
+            chosen: dict[str, Any] = {f.name: None for f in fields(self)}
+            yield Batch(**(chosen | {name: part[k] for name, part in parts.items()}))
 
 
 @dataclass(frozen=True)
@@ -201,7 +204,7 @@ class ActorCritic:
         if bad.any():
             seed = self.seeds[int(bad.int().argmax())]
             raise UserError(
-                f"{self.purpose}: the {what} of seed {seed} became NaN or infinite in the update of iteration "
+                f"{self.purpose}: the {what} of seed {seed} became NaN or infinite in iteration "
                 f"{iteration + 1}; lower its learning rate or epsilon (the last good state was kept)"
             )
 
@@ -247,7 +250,3 @@ def ratio_statistics(mean: Tensor, log_std: Tensor, part: Batch, clip: Tensor, o
     outside = ((ratio - 1.0).abs() > clip[:, None]).float().mean(1)
     kl = (ratio - 1.0 - log_ratio).mean(1)
     return torch.stack([kl, outside, log_ratio.abs().mean(1), objective.detach()])
-
-
-def with_noise(batch: Batch, noise: Tensor) -> Batch:
-    return replace(batch, noise=noise)

@@ -101,9 +101,9 @@ class Scaler:
             self.observations.push_member(member, raw[None])
         m = self.observations
         std = m.std[member]
-        return np.clip(
-            (raw - m.mean[member]) / (std + 1e-8), -self.observation_clip, self.observation_clip
-        ).astype(np.float32)
+        x: Double = (raw - m.mean[member]) / (std + 1e-8)
+        np.clip(x, -self.observation_clip, self.observation_clip, out=x)
+        return x.astype(np.float32)
 
     def _normalise(self, raw: Double) -> Float:
         m = self.observations
@@ -151,7 +151,7 @@ class Arena:
     def begin(self, lane: int) -> Double:
         """The first observation (n,) of the next episode of one lane."""
         start = time.perf_counter()
-        obs = self._begin(np.array([lane]))[0]
+        obs: Double = self._begin(np.array([lane]))[0]
         self.stepping_time += time.perf_counter() - start
         return obs
 
@@ -160,10 +160,11 @@ class Arena:
         seeds = [episode_seed(self._seeds[i], 0, int(self._episode[i])) for i in ids]
         self._episode[ids] += 1
         self._length[ids] = 0
-        return self._lanes.reset(ids, seeds).astype(np.float64).reshape(len(ids), -1)
+        obs: Double = self._lanes.reset(ids, seeds).astype(np.float64)
+        return obs.reshape(len(ids), -1)
 
     def step(self, actions: npt.NDArray[Any]) -> tuple[Double, Double, Mask, Mask]:
-        """(obs, reward, terminated, truncated) of every lane; observations of ended episodes are the final ones."""
+        """(obs, reward, terminated, truncated) of every lane; ended episodes show their final observation."""
         assert self._lanes is not None
         start = time.perf_counter()
         self._lanes.send(self._all, actions)
@@ -290,5 +291,6 @@ def _check(rollout: Rollout) -> None:
             axis=(0, 2)
         )
         raise UserError(
-            f"the environment returned an observation or reward that is not finite (pool member {int(bad.argmax())})"
+            "the environment returned an observation or reward that is not finite "
+            f"(pool member {int(bad.argmax())})"
         )

@@ -43,9 +43,10 @@ def layers(theta: Numbers, sizes: Sizes) -> list[tuple[Numbers, Numbers]]:
 def split_layers(theta: Tensor, sizes: Sizes) -> list[tuple[Tensor, Tensor]]:
     """The same, differentiable in theta at the price of one node (for bounds, which need the weights)."""
     counts = [n for a, b in itertools.pairwise(sizes) for n in (a * b, b)]
-    parts = iter(torch.split(theta, counts, dim=1))
+    pool, parts = theta.shape[0], iter(torch.split(theta, counts, dim=1))
     return [
-        (next(parts).unflatten(1, (a, b)), next(parts).unsqueeze(1)) for a, b in itertools.pairwise(sizes)
+        (next(parts).reshape(pool, a, b), next(parts).reshape(pool, 1, b))
+        for a, b in itertools.pairwise(sizes)
     ]
 
 
@@ -151,16 +152,15 @@ class _SmoothedPass(torch.autograd.Function):
 
 
 def _rows(values: Numbers, chosen: Numbers, samples: int) -> Numbers:
-    """The rows of values (P, batch * samples, n) that were chosen (P, batch, actions): (P, batch * actions, n)."""
+    """The rows of values (P, batch * samples, n) at chosen (P, batch, actions): (P, batch * actions, n)."""
     pool, batch, actions = chosen.shape
     if isinstance(values, np.ndarray):
         base = np.arange(pool * batch).reshape(pool, batch, 1) * samples
         flat = values.reshape(pool * batch * samples, -1)
         return flat.take((chosen + base).reshape(-1), axis=0).reshape(pool, batch * actions, -1)
-    base = torch.arange(pool * batch, device=values.device).view(pool, batch, 1) * samples
-    return values.reshape(pool * batch * samples, -1)[(chosen + base).flatten()].view(
-        pool, batch * actions, -1
-    )
+    start = torch.arange(pool * batch, device=values.device).view(pool, batch, 1) * samples
+    index = (chosen + start).flatten()
+    return values.reshape(pool * batch * samples, -1)[index].view(pool, batch * actions, -1)
 
 
 def select_median(outputs: Numbers) -> tuple[Numbers, Numbers]:
@@ -201,8 +201,8 @@ class PoolNet:
         mlp = MLP(inputs, outputs, hidden, "tanh")
         with torch.no_grad():
             for mine, (weight, bias) in zip(mlp.layers, layers(self.theta.detach(), self.sizes), strict=True):
-                mine.weight.copy_(weight[i].T)  # type: ignore[union-attr,operator]
-                mine.bias.copy_(bias[i, 0])  # type: ignore[union-attr,operator]
+                mine.weight.copy_(weight[i].T)  # type: ignore[operator]
+                mine.bias.copy_(bias[i, 0])  # type: ignore[operator]
         return mlp
 
     def set_member(self, i: int, mlp: MLP) -> None:
@@ -210,8 +210,8 @@ class PoolNet:
             for theirs, (weight, bias) in zip(
                 mlp.layers, layers(self.theta.detach(), self.sizes), strict=True
             ):
-                weight[i] = theirs.weight.T  # type: ignore[union-attr,operator]
-                bias[i, 0] = theirs.bias  # type: ignore[union-attr]
+                weight[i] = theirs.weight.T
+                bias[i, 0] = theirs.bias
 
     @classmethod
     def orthogonal(cls, sizes: Sizes, head: float, generators: Sequence[torch.Generator]) -> PoolNet:

@@ -13,14 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from smoothrl import envs
 from smoothrl.agents import Agent, AgentInfo, Normaliser, Smoothing
 from smoothrl.agents.file import versions
 from smoothrl.envs import EnvSpec
 from smoothrl.envs.registry import Request, resolve
 from smoothrl.errors import UserError
 from smoothrl.learners import methods
-from smoothrl.learners.actor_critic import ActorCritic, Batch, Rates, draw, generators, member_first
+from smoothrl.learners.actor_critic import ActorCritic, Batch, Rates, draw, generators
 from smoothrl.learners.collect import Arena, Decision, Float, PoolMoments, Scaler, collect
 from smoothrl.learners.pools import PoolPolicy, select_median
 from smoothrl.learners.presets import PPOConfig
@@ -98,10 +97,10 @@ class Means:
 class Learner:
     """A pool in training."""
 
-    def __init__(self, config: PPOConfig) -> None:
+    def __init__(self, config: PPOConfig, threads: int | None = None) -> None:
         self.config, self.method = config, methods.parse(config.method)
         self.protocol: Protocol = protocol(config.protocol)
-        self.spec, build = environment(config)
+        self.spec, build = environment(config, threads)
         self.arena = Arena(self.spec, build, config.pool, config.lanes)
         self.state_size, self.action_size = int(np.prod(self.spec.obs_shape)), self.spec.action_size
         sizes = (self.state_size, *config.hidden, self.action_size)
@@ -194,7 +193,9 @@ class Learner:
         )
         notes = {
             "protocol": config.protocol,
-            "hyperparameters": {k: v for k, v in asdict(config).items() if k not in ("seeds", "env_settings")},
+            "hyperparameters": {
+                k: v for k, v in asdict(config).items() if k not in ("seeds", "env_settings")
+            },
             "software": versions(),
         }
         info = AgentInfo(
@@ -219,11 +220,12 @@ class Learner:
         from smoothrl.networks import GaussianPolicy
 
         network = agent.network
-        fits = isinstance(network, GaussianPolicy) and tuple(network.mean.sizes) == self.agents.policy.mean.sizes
+        wanted = self.agents.policy.mean.sizes
+        fits = isinstance(network, GaussianPolicy) and tuple(network.mean.sizes) == wanted
         if not fits or agent.normaliser.kind != "moments":
             raise UserError(
-                f"--init: {agent.info.method} on {agent.info.env_id} is no Gaussian policy of sizes "
-                f"{self.agents.policy.mean.sizes} with running statistics; choose an agent of this environment"
+                f"--init: {agent.info.method} on {agent.info.env_id} is no Gaussian policy of sizes {wanted} "
+                "with running statistics; choose an agent of this environment"
             )
         assert isinstance(network, GaussianPolicy)
         for i in range(self.config.pool):
@@ -256,13 +258,15 @@ def agent_rates(config: PPOConfig) -> Rates:
     )
 
 
-def environment(config: PPOConfig) -> tuple[EnvSpec, Any]:
+def environment(config: PPOConfig, threads: int | None = None) -> tuple[EnvSpec, Any]:
     """The environment's description and its lanes' factory; refused where PPO cannot learn in it."""
-    plan = resolve(Request(config.env_id, None, True, None, "auto", None, dict(config.env_settings)))
+    plan = resolve(Request(config.env_id, None, True, threads, "auto", None, dict(config.env_settings)))
     if plan.spec.is_image:
         raise UserError(f"{config.env_id} shows images; PPO here learns from vectors (images: a dqn method)")
     if plan.spec.action != "continuous":
-        raise UserError(f"{config.env_id} has discrete actions; PPO here is for continuous ones, use a dqn method")
+        raise UserError(
+            f"{config.env_id} has discrete actions; PPO here is for continuous ones, use a dqn method"
+        )
     return plan.spec, plan.build
 
 
@@ -276,11 +280,12 @@ def train(
     resume: bool = False,
     init: Agent | None = None,
     on_iteration: OnIteration | None = None,
+    threads: int | None = None,
     save_every: float = 30.0,
     tensorboard: bool = True,
 ) -> list[Path]:
     """Train the pool into a run directory; the agents' files, one a seed."""
-    learner = Learner(config)
+    learner = Learner(config, threads)
     settings = asdict(config) | {"init": None if init is None else init.digest}
     with RunDirectory.open(out, settings, resume, tensorboard=tensorboard) as run:
         saved = run.load_state() if resume else None
@@ -294,7 +299,7 @@ def train(
                 good = learner.state()
                 try:
                     row = learner.iterate()
-                except UserError:
+                except (UserError, KeyboardInterrupt):
                     run.save_state(*good)
                     raise
                 step = learner.iteration * config.horizon
@@ -311,6 +316,3 @@ def train(
         return [
             run.save_agent(learner.agent(i), None if single else seed) for i, seed in enumerate(config.seeds)
         ]
-
-
-__all__ = ["AgentPlayer", "Learner", "Means", "agent_rates", "environment", "envs", "member_first", "train"]

@@ -221,7 +221,7 @@ def _check_sizes(config: PPOConfig) -> None:
         raise UserError(f"horizon {config.horizon} is no multiple of lanes {config.lanes}")
     if config.horizon % config.minibatches or config.horizon // config.minibatches < 2:
         raise UserError(
-            f"horizon {config.horizon} does not split into {config.minibatches} equal minibatches of 2 rows or more"
+            f"horizon {config.horizon} does not split into {config.minibatches} minibatches of 2 or more"
         )
     if config.iterations < 1:
         raise UserError(f"{config.steps} steps are less than one iteration of {config.horizon}")
