@@ -15,8 +15,10 @@ class Protocol:
 
     name: str
     """For labels in results and reports only; no code branches on it."""
+    exact_bounds: bool
+    """Certificates: exact bounds, valid at the stated confidence, instead of the published formulas."""
     time_limit_is_terminal: bool
-    """PPO: an episode cut off by its time limit counts as a true end (nothing is bootstrapped)."""
+    """An episode cut off by its time limit counts as a true end (nothing is bootstrapped)."""
     bootstrap_tail_with_own_value: bool
     """PPO: the last row of an iteration bootstraps with V of its own state, not of the next one."""
     value_loss_skips_ends: bool
@@ -37,10 +39,23 @@ class Protocol:
     """PA on an `s-` victim: the two sides of the action change see one noise draw each, two different ones."""
     adversary_acts_smoothed: bool
     """Adversaries of `s-` methods act through their own smoothed mean, as in their update."""
+    priority_weighted: bool
+    """Q-learners: a priority is the importance-weighted Huber loss, not the plain one."""
+    reconstruction_summed: bool
+    """S-DQN: the reconstruction loss is a sum over batch and pixels beside a mean TD loss."""
+    shared_noise: bool
+    """S-DQN: one noise tensor for a whole minibatch, not one a sample."""
+    batch_statistics: bool
+    """S-DQN: the denoiser normalises by whatever batch comes, when it acts as well."""
+    adversarial_whole_batch: bool
+    """S-DQN (S-PGD): an adversarial minibatch is attacked as a whole or not at all, not row by row."""
+    adversarial_gradient_leak: bool
+    """S-DQN (S-PGD): the attack's last cross-entropy gradient stays in the denoiser's update."""
 
 
 PAPER = Protocol(
     name="paper",
+    exact_bounds=False,
     time_limit_is_terminal=True,
     bootstrap_tail_with_own_value=True,
     value_loss_skips_ends=True,
@@ -52,9 +67,16 @@ PAPER = Protocol(
     fgsm_sign_flipped=True,
     fgsm_two_noises=True,
     adversary_acts_smoothed=False,
+    priority_weighted=True,
+    reconstruction_summed=True,
+    shared_noise=True,
+    batch_statistics=True,
+    adversarial_whole_batch=True,
+    adversarial_gradient_leak=True,
 )
 SOUND = Protocol(
     name="sound",
+    exact_bounds=True,
     time_limit_is_terminal=False,
     bootstrap_tail_with_own_value=False,
     value_loss_skips_ends=False,
@@ -66,6 +88,12 @@ SOUND = Protocol(
     fgsm_sign_flipped=False,
     fgsm_two_noises=False,
     adversary_acts_smoothed=True,
+    priority_weighted=False,
+    reconstruction_summed=False,
+    shared_noise=False,
+    batch_statistics=False,
+    adversarial_whole_batch=False,
+    adversarial_gradient_leak=False,
 )
 
 PROTOCOLS = {p.name: p for p in (SOUND, PAPER)}

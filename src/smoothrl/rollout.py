@@ -23,6 +23,8 @@ from smoothrl.noise import Noise, StreamNoise, episode_seeds
 from smoothrl.results import NORMALISED, PIXELS, ResultRow
 from smoothrl.statistics import mean_estimate
 
+Progress = Callable[[float, int], None]
+
 VECTOR_LANES = 256
 IMAGE_LANES = 32
 
@@ -103,14 +105,15 @@ def evaluate(
     lanes: int | None = None,
     attack: Perturbs | None = None,
     on_step: Callable[[Step], None] | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
     max_steps: int | None = None,
     env_settings: Mapping[str, Any] | None = None,
     first: int = 0,
 ) -> EpisodeResults:
     """Play episodes first .. first + episodes - 1 of `seed`; Ctrl-C keeps what is finished.
 
-    `progress(finished, steps)` is called after every step of the group being played.
+    `progress(done, step)` is called after every step; `done` counts a running episode by the share of its
+    horizon that is played.
     """
     if episodes < 1:
         raise UserError(f"at least one episode is needed, got {episodes}")
@@ -174,14 +177,14 @@ def _play(
     attack_noise: Noise,
     attack: Perturbs | None,
     on_step: Callable[[Step], None] | None,
-    progress: Callable[[int, int], None] | None,
+    progress: Progress | None,
     max_steps: int | None,
 ) -> None:
     raw = running.reset()
     ids = np.arange(len(raw), dtype=np.int64)
     if attack is not None:
         attack.reset(len(ids))
-    step = 0
+    step, horizon = 0, max_steps or running.description.horizon
     while ids.size and (max_steps is None or step < max_steps):
         observations = agent.observe(raw)
         seen = observations
@@ -207,7 +210,8 @@ def _play(
         ids, raw = ids[~done], raw[~done]
         step += 1
         if progress is not None:
-            progress(int(table.complete.sum()), step)
+            share = step / horizon if horizon else 0.0
+            progress(float(table.complete.sum()) + ids.size * min(share, 1.0), step)
 
 
 def perturbation_norm(step: Step, norm: str) -> Tensor:

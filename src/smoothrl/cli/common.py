@@ -48,7 +48,7 @@ class EvaluationOptions:
 
 def parse(options: type[T], argv: Sequence[str], prog: str, description: str | None = None) -> T:
     """The options as a dataclass; tyro explains what is wrong and exits with 2."""
-    config = (tyro.conf.FlagConversionOff,)
+    config = (tyro.conf.FlagCreatePairsOff,)
     return tyro.cli(options, args=list(argv), prog=prog, description=description, config=config)
 
 
@@ -135,14 +135,14 @@ class Progress:
 
     def _start_bar(self, label: str, total: float, unit: str) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as RichProgress
 
         if self._bar is None:
             self._bar = RichProgress(
                 TextColumn("{task.description}"),
                 BarColumn(),
-                MofNCompleteColumn(),
+                TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
                 TextColumn("{task.fields[unit]}"),
                 TextColumn("{task.fields[rate]}"),
                 TimeRemainingColumn(),
