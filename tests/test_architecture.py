@@ -16,7 +16,7 @@ LAYERS = [
     {"attacks", "certificates"},
     {"rollout"},
     {"learners"},
-    {"evaluation", "interop"},
+    {"evaluation", "certification", "interop"},
     {"studies"},
     {"report", "cli"},
 ]
