@@ -76,6 +76,8 @@ class Archive:
             if info.file_size > MAX_RATIO * info.compress_size + 1024:
                 raise Refusal("the zip unpacks to far more than it holds")
         ordered = sorted(infos, key=lambda i: i.header_offset)
+        if ordered and ordered[0].header_offset != 0:
+            raise Refusal("a truncated zip: what is left of it does not start with its first entry")
         for first, second in itertools.pairwise(ordered):
             if first.header_offset + first.compress_size > second.header_offset:
                 raise Refusal("entries of the zip overlap")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from smoothrl.agents.importers.safe_pickle import Refusal
-from smoothrl.networks import MLP, GaussianPolicy, NatureQ
+from smoothrl.networks import MLP, Chain, GaussianPolicy, NatureQ
 
 
 def mlp(state: Mapping[str, Tensor], layers: list[str], activation: str, what: str) -> MLP:
@@ -60,4 +61,40 @@ def nature(state: Mapping[str, Tensor], what: str) -> NatureQ:
     if not all(bool(torch.isfinite(v).all()) for v in state.values()):
         raise Refusal(f"{what} has weights that are not finite")
     network.load_state_dict({k: v.float() for k, v in state.items()})
+    return network
+
+
+def chain_of(
+    state: Mapping[str, Tensor], convolutions: list[str], dense: list[str], activation: str, what: str
+) -> Chain:
+    """SB3's way: convolutions with ReLU (8/4, 4/2, 3/1), one dense layer with ReLU, then an MLP."""
+    specs: list[dict[str, Any]] = []
+    found: dict[str, Tensor] = {}
+
+    def add(spec: dict[str, Any], name: str, dimensions: int) -> None:
+        weight, bias = state.get(f"{name}.weight"), state.get(f"{name}.bias")
+        if weight is None or bias is None or weight.ndim != dimensions or bias.shape != weight.shape[:1]:
+            raise Refusal(f"{what} has no fitting weight and bias {name!r}")
+        if not bool(torch.isfinite(weight).all() and torch.isfinite(bias).all()):
+            raise Refusal(f"{what} has weights that are not finite")
+        found[f"layers.{len(specs)}.weight"], found[f"layers.{len(specs)}.bias"] = (
+            weight.float(),
+            bias.float(),
+        )
+        specs.append(spec)
+
+    for name, stride in zip(convolutions, (4, 2, 1), strict=False):
+        shape = state[f"{name}.weight"].shape if f"{name}.weight" in state else (0, 0, 0, 0)
+        sizes = {"in_channels": shape[1], "out_channels": shape[0], "kernel_size": shape[2], "stride": stride}
+        add({"layer": "conv2d", **sizes}, name, 4)
+        specs.append({"layer": "relu"})
+    if convolutions:
+        specs.append({"layer": "flatten"})
+    for i, name in enumerate(dense):
+        rows, columns = state[f"{name}.weight"].shape[:2] if f"{name}.weight" in state else (0, 0)
+        add({"layer": "linear", "in_features": columns, "out_features": rows}, name, 2)
+        if i < len(dense) - 1:
+            specs.append({"layer": "relu" if convolutions and i == 0 else activation})
+    network = Chain(specs)
+    network.load_state_dict(found)
     return network

@@ -1,0 +1,323 @@
+"""Agents of the real Stable-Baselines3, imported without it."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import pickle
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from smoothrl import SmoothedPolicy
+from smoothrl.agents import Smoothing, load_agent, save_agent
+from smoothrl.agents.importers import import_sb3, looks_normalised, read_statistics
+from smoothrl.errors import UserError
+
+sb3 = pytest.importorskip(
+    "stable_baselines3", reason="needs the extra sb3 (the real library to compare with)"
+)
+from stable_baselines3.common.evaluation import evaluate_policy  # noqa: E402
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize  # noqa: E402
+
+ROWS = 1000
+
+
+def observations(env: gym.Env[Any, Any], seed: int = 0) -> np.ndarray:
+    """Observations of random play."""
+    env.action_space.seed(seed)
+    raw, _ = env.reset(seed=seed)
+    rows = []
+    while len(rows) < ROWS:
+        rows.append(raw)
+        raw, _, terminated, truncated, _ = env.step(env.action_space.sample())
+        if terminated or truncated:
+            raw, _ = env.reset()
+    return np.stack(rows)
+
+
+@pytest.fixture(scope="module")
+def hopper(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Path]:
+    """PPO trained by the library itself on Hopper with VecNormalize, saved its own way."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("hopper")
+    env = VecNormalize(DummyVecEnv([lambda: gym.make("Hopper-v5")]))
+    model = sb3.PPO("MlpPolicy", env, n_steps=512, n_epochs=3, device="cpu", seed=0, learning_rate=3e-3)
+    model.learn(2048)
+    model.save(folder / "ppo.zip")
+    env.save(str(folder / "stats.pkl"))
+    env.training = False
+    return model, env, folder
+
+
+def test_ppo_on_mujoco_acts_identically(hopper: tuple[Any, Any, Path]) -> None:
+    model, env, folder = hopper
+    found = import_sb3(folder / "ppo.zip", "Hopper-v5", normaliser=read_statistics(folder / "stats.pkl"))
+    rows = observations(gym.make("Hopper-v5"))
+    rows[::7] *= 30.0
+    theirs = model.predict(env.normalize_obs(rows), deterministic=True)[0]
+    ours = SmoothedPolicy(found.agent).predict(rows)[0]
+    assert np.abs(theirs).max() == 1.0, "some action must reach the box for the clipping to be tested"
+    assert theirs.shape == ours.shape == (ROWS, 3)
+    assert np.abs(theirs - ours).max() < 1e-6
+    with torch.no_grad():
+        values = model.policy.predict_values(torch.from_numpy(env.normalize_obs(rows)))
+        assert torch.allclose(found.parts["critic"].network(found.agent.observe(rows)), values, atol=1e-4)
+    assert found.agent.info.steps == 2048
+    assert looks_normalised(folder / "ppo.zip")
+
+
+def test_imported_agent_file_is_an_ordinary_one(hopper: tuple[Any, Any, Path], tmp_path: Path) -> None:
+    _, _, folder = hopper
+    found = import_sb3(folder / "ppo.zip", "Hopper-v5", normaliser=read_statistics(folder / "stats.pkl"))
+    agent = load_agent(
+        save_agent(found.agent, tmp_path / "a.safetensors"), smooth=Smoothing("median", 0.2, 50)
+    )
+    assert agent.name == "ppo+rs"
+    rows = observations(gym.make("Hopper-v5"))[:20]
+    smooth = SmoothedPolicy(agent, seed=3).predict(rows)[0]
+    assert np.array_equal(smooth, SmoothedPolicy(agent, seed=3).predict(rows)[0])
+    assert np.abs(smooth).max() <= 1.0
+
+
+def test_evaluate_policy_of_the_library_runs_on_it(hopper: tuple[Any, Any, Path]) -> None:
+    model, env, folder = hopper
+    agent = import_sb3(
+        folder / "ppo.zip", "Hopper-v5", normaliser=read_statistics(folder / "stats.pkl")
+    ).agent
+    plain = DummyVecEnv([lambda: gym.wrappers.RecordEpisodeStatistics(gym.make("Hopper-v5"))])
+    plain.seed(5)
+    mine = evaluate_policy(SmoothedPolicy(agent), plain, 3, return_episode_rewards=True, warn=False)  # type: ignore[arg-type]
+    normalised = VecNormalize(
+        DummyVecEnv([lambda: gym.wrappers.RecordEpisodeStatistics(gym.make("Hopper-v5"))]),
+        training=False,
+        norm_reward=False,
+    )
+    normalised.obs_rms = env.obs_rms
+    normalised.seed(5)
+    theirs = evaluate_policy(model, normalised, 3, return_episode_rewards=True, warn=False)
+    assert mine[1] == theirs[1]
+    assert np.allclose(mine[0], theirs[0], atol=1e-2)
+
+
+class Discretes(gym.ObservationWrapper):  # type: ignore[type-arg]
+    """Images of numbers: a tiny environment for CNN policies."""
+
+    def __init__(self, size: int = 84) -> None:
+        super().__init__(gym.make("CartPole-v1"))
+        self.observation_space = gym.spaces.Box(0, 255, (4, size, size), np.uint8)
+
+    def observation(self, observation: np.ndarray) -> np.ndarray:
+        rng = np.random.default_rng(np.abs(observation * 1e6).astype(np.uint64))
+        return rng.integers(0, 256, self.observation_space.shape, dtype=np.uint8)
+
+
+def _shaken(model: Any) -> Any:
+    """Random weights instead of training: every output differs visibly."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for value in model.policy.parameters():
+            value.add_(0.1 * torch.randn(value.shape, generator=generator))
+    return model
+
+
+MODELS: dict[str, Callable[[], tuple[Any, Any]]] = {
+    "ppo-relu-own-sizes": lambda: (
+        sb3.PPO(
+            "MlpPolicy",
+            env := gym.make("Walker2d-v5"),
+            device="cpu",
+            policy_kwargs={"net_arch": {"pi": [32, 16, 8], "vf": [24]}, "activation_fn": torch.nn.ReLU},
+        ),
+        env,
+    ),
+    "ppo-elu": lambda: (
+        sb3.PPO(
+            "MlpPolicy",
+            env := gym.make("Hopper-v5"),
+            device="cpu",
+            policy_kwargs={"activation_fn": torch.nn.ELU},
+        ),
+        env,
+    ),
+    "ppo-no-hidden-layer": lambda: (
+        sb3.PPO("MlpPolicy", env := gym.make("Hopper-v5"), device="cpu", policy_kwargs={"net_arch": []}),
+        env,
+    ),
+    "ppo-sde": lambda: (sb3.PPO("MlpPolicy", env := gym.make("Hopper-v5"), device="cpu", use_sde=True), env),
+    "ppo-discrete": lambda: (sb3.PPO("MlpPolicy", env := gym.make("CartPole-v1"), device="cpu"), env),
+    "a2c-discrete": lambda: (sb3.A2C("MlpPolicy", env := gym.make("Acrobot-v1"), device="cpu"), env),
+    "a2c-continuous": lambda: (sb3.A2C("MlpPolicy", env := gym.make("Pendulum-v1"), device="cpu"), env),
+    "dqn": lambda: (sb3.DQN("MlpPolicy", env := gym.make("CartPole-v1"), device="cpu"), env),
+    "dqn-cnn": lambda: (
+        sb3.DQN(
+            "CnnPolicy", env := Discretes(), device="cpu", buffer_size=10, policy_kwargs={"net_arch": []}
+        ),
+        env,
+    ),
+    "dqn-cnn-with-layers": lambda: (
+        sb3.DQN(
+            "CnnPolicy", env := Discretes(48), device="cpu", buffer_size=10, policy_kwargs={"net_arch": [32]}
+        ),
+        env,
+    ),
+    "ppo-cnn": lambda: (sb3.PPO("CnnPolicy", env := Discretes(), device="cpu", n_steps=8, batch_size=8), env),
+    "sac": lambda: (sb3.SAC("MlpPolicy", env := gym.make("Pendulum-v1"), device="cpu", buffer_size=10), env),
+    "td3": lambda: (sb3.TD3("MlpPolicy", env := gym.make("Hopper-v5"), device="cpu", buffer_size=10), env),
+    "ddpg": lambda: (
+        sb3.DDPG("MlpPolicy", env := gym.make("Pendulum-v1"), device="cpu", buffer_size=10),
+        env,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_every_algorithm_acts_identically(name: str, tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    model, env = MODELS[name]()
+    _shaken(model).save(tmp_path / "model.zip")
+    agent = import_sb3(tmp_path / "model.zip", "CartPole-v1").agent
+    assert agent.info.method == {"ddpg": "td3"}.get(name, name.split("-")[0])
+    rows = observations(env)
+    rows = rows[:60] if rows.ndim == 4 else rows * (1.0 if rows.dtype == np.uint8 else 5.0)
+    theirs = model.predict(rows, deterministic=True)[0]
+    ours = SmoothedPolicy(agent).predict(rows)[0]
+    assert theirs.shape == ours.shape
+    assert np.ptp(theirs.astype(float)) > 0, "a constant policy proves nothing"
+    if agent.discrete:
+        assert (theirs == ours).all()
+    else:
+        assert np.abs(theirs - ours).max() < 1e-6 * max(1.0, np.abs(theirs).max())
+    again = load_agent(save_agent(agent, tmp_path / "agent.safetensors"))
+    assert again.digest == agent.digest
+
+
+def test_one_observation_and_a_batch(tmp_path: Path) -> None:
+    model = sb3.PPO("MlpPolicy", gym.make("CartPole-v1"), device="cpu")
+    model.save(tmp_path / "m.zip")
+    policy = SmoothedPolicy(import_sb3(tmp_path / "m.zip", "CartPole-v1").agent)
+    one, state = policy.predict(np.zeros(4, np.float32), state=None)
+    many, _ = policy.predict(np.zeros((3, 4), np.float32))
+    assert (one.shape, many.shape, state) == ((), (3,), None)
+    with pytest.raises(UserError, match=r"shape \(5,\)"):
+        policy.predict(np.zeros(5, np.float32))
+    with pytest.raises(UserError, match="not a dictionary"):
+        policy.predict({"a": np.zeros(4)})
+
+
+def test_stochastic_predictions_stay_in_the_box(hopper: tuple[Any, Any, Path]) -> None:
+    agent = import_sb3(hopper[2] / "ppo.zip", "Hopper-v5").agent
+    rows = np.zeros((400, 11))
+    drawn = SmoothedPolicy(agent).predict(rows, deterministic=False)[0]
+    assert drawn.std(axis=0).min() > 0.3
+    assert np.abs(drawn).max() <= 1.0
+
+
+# ------------------------------------------------------------------------------ refusals
+
+
+def _rewritten(source: Path, target: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    with zipfile.ZipFile(source) as archive, zipfile.ZipFile(target, "w") as out:
+        for name in archive.namelist():
+            data = archive.read(name)
+            if name == "data":
+                content = json.loads(data)
+                change(content)
+                data = json.dumps(content).encode()
+            out.writestr(name, data)
+    return target
+
+
+class Evil:
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        import os
+
+        return os.system, ("touch executed",)
+
+
+def test_a_space_that_would_run_code_is_refused(
+    hopper: tuple[Any, Any, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    packed = base64.b64encode(pickle.dumps(Evil())).decode()
+    for key in ("observation_space", "action_space"):
+        path = _rewritten(
+            hopper[2] / "ppo.zip",
+            tmp_path / "x.zip",
+            lambda d, k=key: d[k].update({":serialized:": packed}),  # type: ignore[misc]
+        )
+        with pytest.raises(UserError, match=r"system"):
+            import_sb3(path, "Hopper-v5")
+    (tmp_path / "stats.pkl").write_bytes(pickle.dumps(Evil()))
+    with pytest.raises(UserError, match=r"system"):
+        read_statistics(tmp_path / "stats.pkl")
+    assert not (tmp_path / "executed").exists()
+
+
+def test_code_in_fields_nobody_reads_never_runs(
+    hopper: tuple[Any, Any, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    packed = base64.b64encode(pickle.dumps(Evil())).decode()
+    path = _rewritten(
+        hopper[2] / "ppo.zip",
+        tmp_path / "x.zip",
+        lambda d: d["policy_class"].update({":serialized:": packed}),
+    )
+    import_sb3(path, "Hopper-v5")
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize(
+    ("space", "words"),
+    [
+        (gym.spaces.Dict({"a": gym.spaces.Box(-1, 1, (3,))}), "Dict"),
+        (gym.spaces.MultiDiscrete([2, 3]), "MultiDiscrete"),
+        (gym.spaces.Discrete(3, start=1), "start at 0"),
+        (gym.spaces.Box(-1, 1, (3, 3)), r"shape \(3, 3\)"),
+    ],
+)
+def test_spaces_that_are_not_supported_are_named(
+    space: gym.Space[Any], words: str, hopper: tuple[Any, Any, Path], tmp_path: Path
+) -> None:
+    packed = base64.b64encode(pickle.dumps(space)).decode()
+    path = _rewritten(
+        hopper[2] / "ppo.zip",
+        tmp_path / "x.zip",
+        lambda d: d["action_space"].update({":serialized:": packed}),
+    )
+    with pytest.raises(UserError, match=words):
+        import_sb3(path, "Hopper-v5")
+
+
+def test_other_refusals(hopper: tuple[Any, Any, Path], tmp_path: Path) -> None:
+    good = hopper[2] / "ppo.zip"
+    path = _rewritten(
+        good,
+        tmp_path / "x.zip",
+        lambda d: d.update(policy_kwargs={"activation_fn": "<class 'mine.Strange'>"}),
+    )
+    with pytest.raises(UserError, match=r"mine\.Strange"):
+        import_sb3(path, "Hopper-v5")
+    (tmp_path / "cut.zip").write_bytes(good.read_bytes()[:-300])
+    with pytest.raises(UserError, match="truncated"):
+        import_sb3(tmp_path / "cut.zip", "Hopper-v5")
+    with pytest.raises(UserError, match="no such file"):
+        import_sb3(tmp_path / "none.zip", "Hopper-v5")
+    with pytest.raises(UserError, match="VecNormalize"):
+        read_statistics(good)
+    np.savez(tmp_path / "other.npz", mean=np.zeros(4), var=np.ones(4))
+    with pytest.raises(UserError, match=r"shape \(4,\)"):
+        import_sb3(good, "Hopper-v5", normaliser=read_statistics(tmp_path / "other.npz"))
+    buffer = io.BytesIO()
+    pickle.dump({"mean": np.zeros(3)}, buffer)
+    (tmp_path / "dict.pkl").write_bytes(buffer.getvalue())
+    with pytest.raises(UserError, match="not a VecNormalize"):
+        read_statistics(tmp_path / "dict.pkl")
