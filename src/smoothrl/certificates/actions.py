@@ -297,6 +297,32 @@ def action_bound(
     )
 
 
+def largest_eps(samples: int, dimensions: int, sigma: float, alpha: float = 0.05, p: float = 0.5) -> float:
+    """The largest budget with finite exact bounds on both sides of every coordinate."""
+    lowest = -math.expm1(math.log(alpha / (2 * dimensions)) / samples)
+    return max(0.0, sigma * (float(special.ndtri(min(p, 1.0 - p))) - float(special.ndtri(lowest))))
+
+
+def refuse_hopeless_actions(
+    samples: int, dimensions: int, eps: Sequence[float], sigma: float, alpha: float = 0.05, p: float = 0.5
+) -> None:
+    """Refuse, before any sampling, action bounds that are infinite at every budget."""
+    check_sigma(sigma), check_alpha(alpha)
+    if samples < 1 or not eps:
+        raise UserError("an action bound needs at least one noise sample and one budget.")
+    reach = largest_eps(samples, dimensions, sigma, alpha, p)
+    easiest = min(check_budget(e) for e in eps)
+    if easiest <= reach and samples >= min_samples(min(p, 1.0 - p), alpha / (2 * dimensions)):
+        return
+    level = float(special.ndtr(special.ndtri(min(p, 1.0 - p)) - easiest / sigma))
+    needed = f"at least {min_samples(level, alpha / (2 * dimensions))}" if level > 0.0 else "infinitely many"
+    raise UserError(
+        f"{samples} samples can never bound {dimensions} action coordinates at epsilon = {easiest:g} "
+        f"(sigma = {sigma:g}, alpha = {alpha:g}): {needed} are needed; the largest "
+        f"epsilon they reach is {reach:.4g}."
+    )
+
+
 def _paper_bound(
     values: FloatArray,
     eps: float,

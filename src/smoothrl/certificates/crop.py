@@ -165,6 +165,32 @@ def crop_radius(
     )
 
 
+def largest_crop_radius(
+    samples: int, actions: int, sigma: float, alpha: float = 0.05, method: str = "betting"
+) -> float:
+    """The radius when every sample of the best action is V_max and of all others V_min."""
+    best = np.zeros((1, samples, actions))
+    best[..., 0] = 1.0
+    return float(crop_radius(best, (0.0, 1.0), sigma, alpha, method=method).radius[0])
+
+
+def refuse_hopeless_crop(
+    samples: int, actions: int, sigma: float, alpha: float = 0.05, method: str = "betting"
+) -> None:
+    """Refuse, before any sampling, what even perfectly separated Q-values cannot certify."""
+    if samples < 1:
+        raise UserError("a certificate needs at least one noise sample.")
+    if largest_crop_radius(samples, actions, sigma, alpha, method) > 0.0:
+        return
+    needed = samples
+    while largest_crop_radius(needed, actions, sigma, alpha, method) <= 0.0:
+        needed *= 2
+    raise UserError(
+        f"{samples} samples can never certify a mean-smoothed action at alpha = {alpha:g} ({method}): the "
+        f"largest certificate reachable is 0. {needed} samples are enough."
+    )
+
+
 def _bounds(
     scaled: FloatArray, alpha: float, method: str, action: npt.ArrayLike | None
 ) -> tuple[IntArray, FloatArray, FloatArray]:

@@ -118,7 +118,7 @@ def cs_lower(
     low = np.zeros(k_arr.shape)
     high = k_arr / n_arr
     level = math.log(1.0 / alpha)
-    for _ in range(60):
+    for _ in range(45):
         middle = 0.5 * (low + high)
         inside = log_e_value(k_arr, n_arr, np.clip(middle, 1e-300, 1.0 - 1e-16), prior) >= level
         low, high = np.where(inside, middle, low), np.where(inside, high, middle)

@@ -246,7 +246,7 @@ def _refuse_target(target: float, sigma: float, alpha: float, cap: int) -> tuple
     if not (math.isfinite(target) and target > 0.0):
         raise UserError(f"target radius {target}: it must be a positive number.")
     p0 = float(special.ndtr(target / sigma))
-    sizes = looks(p0, alpha, cap)
+    sizes = looks(p0, alpha, cap) if p0 < 1.0 else ()
     if not sizes:
         reach = sigma * float(special.ndtri(cs_lower(cap, cap, alpha)))
         more = _first_look(p0, alpha)
@@ -260,6 +260,8 @@ def _refuse_target(target: float, sigma: float, alpha: float, cap: int) -> tuple
 
 def _first_look(p0: float, alpha: float) -> int | None:
     """Samples after which unanimity proves p > p0; None where more than a billion would be needed."""
+    if p0 >= 1.0:
+        return None
     level = math.log(1.0 / alpha)
     low, high = 0, 1
     while float(log_e_value(high, high, p0)) < level:
