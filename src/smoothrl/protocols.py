@@ -51,6 +51,30 @@ class Protocol:
     """S-DQN (S-PGD): an adversarial minibatch is attacked as a whole or not at all, not row by row."""
     adversarial_gradient_leak: bool
     """S-DQN (S-PGD): the attack's last cross-entropy gradient stays in the denoiser's update."""
+    attack_released_search: bool
+    """Gradient attacks: one start, ten steps of epsilon / 10, last iterate; else restarts, the best kept."""
+    attack_through_smoothing: bool
+    """Attacks without the `s-` prefix differentiate through the smoothing noise of a smoothed agent too."""
+    attack_single_draw: bool
+    """Smoothed attacks: one noise draw in each gradient, not an average over several (EOT)."""
+    mad_injected_noise: bool
+    """MAD: Langevin noise added to the gradient, large against small gradients."""
+    pgd_cross_entropy: bool
+    """PGD: cross entropy of the Q-values as logits, not the margin of the smoothed decision."""
+    critic_shuffled: bool
+    """Min-RS: the critic's target takes Q of a random other row for Q of the next state."""
+    critic_of_exploration: bool
+    """Min-RS: the critic values the policy with its exploration noise, not the deployed agent."""
+    adversary_of_base_network: bool
+    """Learned adversaries are fitted against the agent without its smoothing."""
+    director_unclamped: bool
+    """PA-AD on images: the actor's perturbations may leave the valid range."""
+    director_samples: bool
+    """PA-AD on Q-agents: the director's target action is sampled at test time, not its best one."""
+    attack_early_stop: bool
+    """Attack averages may stop after twelve episodes once they cannot (or need not) change the minimum."""
+    select_on_test: bool
+    """Of a grid of adversaries the one that is worst on the test episodes themselves is reported."""
 
 
 PAPER = Protocol(
@@ -73,6 +97,18 @@ PAPER = Protocol(
     batch_statistics=True,
     adversarial_whole_batch=True,
     adversarial_gradient_leak=True,
+    attack_released_search=True,
+    attack_through_smoothing=False,
+    attack_single_draw=True,
+    mad_injected_noise=True,
+    pgd_cross_entropy=True,
+    critic_shuffled=True,
+    critic_of_exploration=True,
+    adversary_of_base_network=True,
+    director_unclamped=True,
+    director_samples=True,
+    attack_early_stop=True,
+    select_on_test=True,
 )
 SOUND = Protocol(
     name="sound",
@@ -94,6 +130,18 @@ SOUND = Protocol(
     batch_statistics=False,
     adversarial_whole_batch=False,
     adversarial_gradient_leak=False,
+    attack_released_search=False,
+    attack_through_smoothing=True,
+    attack_single_draw=False,
+    mad_injected_noise=False,
+    pgd_cross_entropy=False,
+    critic_shuffled=False,
+    critic_of_exploration=False,
+    adversary_of_base_network=False,
+    director_unclamped=False,
+    director_samples=False,
+    attack_early_stop=False,
+    select_on_test=False,
 )
 
 PROTOCOLS = {p.name: p for p in (SOUND, PAPER)}

@@ -1,0 +1,80 @@
+"""The base network as attacks call it: rows in, outputs out, gradients to the rows alone.
+
+Small tanh or relu MLPs are passed through by hand, without one autograd node a layer: at a few hundred rows
+the bookkeeping would cost more than the arithmetic.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from smoothrl import networks
+from smoothrl.agents import Agent
+
+MIN_ROWS = 8
+"""Smaller batches are padded, so that a row's numbers do not depend on the number of rows."""
+
+
+PART_FLOATS = 1 << 17
+"""Larger networks take at most this many input numbers at once (18 frames of 84 x 84)."""
+
+
+class _Chain(torch.autograd.Function):
+    """An MLP with one activation as a single node; backward gives the gradient of the input only."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, activation: str, *parameters: Tensor) -> Tensor:
+        act = networks.ACTIVATIONS[activation]
+        kept = []
+        for weight, bias in zip(parameters[:-2:2], parameters[1:-2:2], strict=True):
+            x = act(torch.addmm(bias, x, weight.T))
+            kept.append(x)
+        ctx.activation, ctx.weights = activation, parameters[::2]
+        ctx.save_for_backward(*kept)
+        return torch.addmm(parameters[-1], x, parameters[-2].T)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        g = grads[0]
+        for weight, y in zip(reversed(ctx.weights[1:]), reversed(ctx.saved_tensors), strict=True):
+            g = g @ weight
+            if ctx.activation == "tanh":
+                g = torch.ops.aten.tanh_backward(g, y)
+            else:
+                g = g.mul_(y > 0)
+        return g @ ctx.weights[0], None, *([None] * (2 * len(ctx.weights)))
+
+
+def forward(agent: Agent, rows: Tensor) -> Tensor:
+    """The base network's outputs on rows (n, ...), differentiable in them."""
+    count = rows.shape[0]
+    if count < MIN_ROWS and not agent.batch_statistics:
+        rows = torch.cat([rows, rows[:1].detach().expand(MIN_ROWS - count, *rows.shape[1:])])
+    mlp = plain_mlp(agent.network)
+    if mlp is None or rows.dtype != torch.float32:
+        return _in_parts(agent, rows)[:count]
+    parameters = [p for layer in mlp.layers for p in (layer.weight, layer.bias)]
+    return _Chain.apply(rows, mlp.activation, *parameters)[:count]  # type: ignore[no-untyped-call,no-any-return]
+
+
+def _in_parts(agent: Agent, rows: Tensor) -> Tensor:
+    """Large batches in parts that are computed again on the way back: memory does not grow with the batch."""
+    size = max(MIN_ROWS, PART_FLOATS // max(1, rows[0].numel()))
+    if rows.shape[0] <= size or agent.batch_statistics:
+        return agent.forward(rows)
+    if not (torch.is_grad_enabled() and rows.requires_grad):
+        return torch.cat([forward(agent, part) for part in torch.split(rows, size)])
+    return torch.cat(
+        [checkpoint(forward, agent, part, use_reentrant=False) for part in torch.split(rows, size)]
+    )
+
+
+def plain_mlp(network: nn.Module) -> networks.MLP | None:
+    """The MLP that the network is, if it is no more than that."""
+    if type(network) is networks.GaussianPolicy:
+        network = network.mean
+    return network if type(network) is networks.MLP and len(network.layers) > 1 else None
