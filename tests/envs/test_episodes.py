@@ -100,7 +100,13 @@ def test_wrong_use_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("env_id", "drawn"),
-    [("MinAtar/Freeway-v1", True), ("PongNoFrameskip-v4", True), ("Hopper-v4", False), ("Hopper-v5", False)],
+    [
+        *((f"{name}-v2", True) for name in ("Hopper", "Walker2d", "HalfCheetah", "Ant", "Humanoid")),
+        ("CartPole-v1", True),
+        ("MinAtar/Freeway-v1", True),
+        ("PongNoFrameskip-v4", True),
+        ("Acrobot-v1", False),
+    ],
 )
 def test_render_gives_a_picture_or_none(env_id: str, drawn: bool) -> None:
     episodes = envs.make_episodes(env_id, [0])
@@ -113,4 +119,5 @@ def test_render_gives_a_picture_or_none(env_id: str, drawn: bool) -> None:
         assert frame.dtype == np.uint8
         assert frame.ndim == 3
         assert frame.shape[-1] == 3
+        assert len(np.unique(frame.reshape(-1, 3), axis=0)) > 3
     episodes.close()

@@ -10,6 +10,7 @@ import pytest
 from gymnasium.vector import AutoresetMode
 
 from smoothrl import envs
+from smoothrl.envs import vector
 from smoothrl.envs.toy import Toy, toy_targets
 
 CASES = [
@@ -187,6 +188,22 @@ def test_state_resumes_bit_by_bit(env_id: str, settings: dict[str, Any]) -> None
     assert np.array_equal(other.set_state(state), before[-1][0])
     assert same(expected, play(other, actions[33:]))
     other.close()
+
+
+def test_state_after_old_actions_were_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vector, "HISTORY_SLACK", 3)
+    rng = np.random.default_rng(6)
+    env = envs.make("smoothrl/Toy-v0", 3, seed=2)
+    env.reset()
+    for _ in range(100):
+        before = env.step(rng.integers(2, size=3))
+        assert len(env._history) <= 2 * 8 + 3
+        state = env.get_state()
+        assert len(state["actions"]) == state["length"].sum()
+    other = envs.make("smoothrl/Toy-v0", 3, seed=2)
+    assert np.array_equal(other.set_state(state), before[0])
+    assert same(other.get_state(), state)
+    assert same(env.step(np.ones(3, dtype=np.int64)), other.step(np.ones(3, dtype=np.int64)))
 
 
 def test_state_of_a_training_game_with_lives() -> None:

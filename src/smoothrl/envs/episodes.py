@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from smoothrl.envs.drawing import painter
 from smoothrl.envs.lanes import Array, Ids, Lanes, Mask
 from smoothrl.envs.seeding import check_seed
 from smoothrl.envs.spec import EnvSpec
@@ -28,6 +29,8 @@ class Episodes:
         self._lanes = factory(self.seeds)
         self._horizon = description.horizon or np.iinfo(np.int64).max
         self._used = False
+        self._painter = painter(description.id)
+        self._seen: Array = np.zeros(0)
         self._clear()
 
     def _clear(self) -> None:
@@ -46,7 +49,9 @@ class Episodes:
             self._lanes = self._factory(self.seeds)
         self._used = True
         self._clear()
-        return self._lanes.reset(np.arange(self.num), self.seeds)
+        obs = self._lanes.reset(np.arange(self.num), self.seeds)
+        self._seen = obs.copy() if self._painter else obs[:0]
+        return obs
 
     def send(self, ids: NDArray[np.integer], actions: Array) -> None:
         """Begin a step of exactly these still running, distinct episodes."""
@@ -71,6 +76,8 @@ class Episodes:
         self.returns[ids] += step.reward
         self.lengths[ids] += 1
         truncated = step.truncated | (self.lengths[ids] >= self._horizon)
+        if self._painter:
+            self._seen[ids] = step.obs
         self.running[ids] = ~(step.terminated | truncated)
         return step.obs, step.reward, step.terminated, truncated
 
@@ -81,7 +88,10 @@ class Episodes:
 
     def render_frame(self, episode: int) -> NDArray[np.uint8] | None:
         """A picture (height, width, 3) of one episode, or None where the backend cannot draw."""
-        return self._lanes.render(episode)
+        frame = self._lanes.render(episode)
+        if frame is None and self._painter and len(self._seen):
+            return self._painter(self._seen[episode])
+        return frame
 
     def close(self) -> None:
         """Let go of the simulators."""

@@ -13,6 +13,8 @@ import os
 import tempfile
 import warnings
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -81,8 +83,7 @@ def body_inertials(xml_file: Path, *, exact_capsules: bool = False) -> tuple[Ine
     import mujoco
 
     spec = mujoco.MjSpec.from_file(str(xml_file))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with quietly():
         model = spec.compile()
     capsule = capsule_exact if exact_capsules else capsule_v2
     parts: dict[int, list[tuple[float, Vector, Vector]]] = {}
@@ -124,6 +125,24 @@ def _compose(pieces: list[tuple[float, Vector, Vector]], factor: float) -> Inert
     moments, orientation, axes = np.zeros(3), np.zeros(4), np.zeros(9)
     mujoco.mju_eig3(moments, axes, orientation, inertia.ravel())
     return Inertial(mass * factor, centre, orientation, moments * factor)
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Drop MuJoCo's remarks on Gymnasium's model files, else written to the terminal and MUJOCO_LOG.TXT."""
+    try:
+        import mujoco
+    except ImportError:
+        yield
+        return
+    before = mujoco.get_mju_user_warning()
+    mujoco.set_mju_user_warning(lambda message: None)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        mujoco.set_mju_user_warning(before)
 
 
 def gymnasium_model(name: str) -> Path:

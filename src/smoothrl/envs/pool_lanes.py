@@ -21,6 +21,13 @@ NEVER = 2**30
 LARGEST_SEED = 2**31 - 1
 
 
+def usable_cores() -> int:
+    """Cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 class PoolLanes(Lanes):
     """One EnvPool, one lane an environment, lane `i` seeded with `seeds[i]` at construction."""
 
@@ -46,7 +53,7 @@ class PoolLanes(Lanes):
                 env_id,
                 env_type="gymnasium",
                 num_envs=self.num,
-                num_threads=threads or min(self.num, os.cpu_count() or 1),
+                num_threads=threads or min(self.num, usable_cores()),
                 seed=[int(s) % LARGEST_SEED for s in seeds],
                 max_episode_steps=NEVER,
                 **options,

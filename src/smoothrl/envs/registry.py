@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -236,8 +235,7 @@ def _make_gymnasium(env_id: str, base_id: str, settings: dict[str, Any]) -> Env:
     if ":" not in base_id and base_id not in gymnasium.registry:
         raise unknown("environment", env_id, _all_ids())
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with mujoco.quietly():
             return gymnasium.make(base_id, max_episode_steps=-1, disable_env_checker=True, **settings)
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
         extra = _extra_of(base_id)

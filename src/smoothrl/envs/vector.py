@@ -35,6 +35,9 @@ from smoothrl.errors import UserError
 Factory = Callable[[Sequence[int]], Lanes]
 """Makes lanes from their seeds."""
 
+HISTORY_SLACK = 1000
+"""Steps kept beyond twice the longest running game before the actions of finished games are dropped."""
+
 StepResult = tuple[Array, NDArray[np.float64], Mask, Mask, dict[str, Any]]
 
 
@@ -65,7 +68,7 @@ class SmoothVectorEnv(VectorEnv[Array, Array, Array]):
         self._episode = np.zeros(self.num_envs, dtype=np.int64)
         self._return = np.zeros(self.num_envs)
         self._length = np.zeros(self.num_envs, dtype=np.int64)
-        self._log: list[list[Array]] = [[] for _ in range(self.num_envs)]
+        self._history: list[Array] = []
         return self._factory([episode_seed(seed, lane, 0) for lane in range(self.num_envs)])
 
     def restart(self, seed: int) -> Array:
@@ -101,8 +104,6 @@ class SmoothVectorEnv(VectorEnv[Array, Array, Array]):
         self._fresh = False
         self._sent = None
         self._return[ids], self._length[ids] = 0.0, 0
-        for lane in ids:
-            self._log[lane] = []
         return self._lanes.reset(ids, [episode_seed(self._seed, int(i), int(self._episode[i])) for i in ids])
 
     def send(self, actions: Array) -> None:
@@ -117,16 +118,19 @@ class SmoothVectorEnv(VectorEnv[Array, Array, Array]):
         if self._sent is None:
             raise RuntimeError("recv() without a send()")
         actions, self._sent = self._sent, None
-        return self._finish(self._all, actions, self._lanes.recv())
+        result = self._finish(self._all, self._lanes.recv())
+        self._history.append(actions)
+        longest = int(self._length.max())
+        if len(self._history) > 2 * longest + HISTORY_SLACK:
+            del self._history[: len(self._history) - longest]
+        return result
 
     def step(self, actions: Array) -> StepResult:
         """One step of every lane."""
         self.send(actions)
         return self.recv()
 
-    def _finish(self, ids: Ids, actions: Array, step: Step) -> StepResult:
-        for lane, action in zip(ids, actions, strict=True):
-            self._log[lane].append(action)
+    def _finish(self, ids: Ids, step: Step) -> StepResult:
         self._return[ids] += step.reward
         self._length[ids] += 1
         truncated = step.truncated | (self._length[ids] >= self._horizon)
@@ -162,13 +166,16 @@ class SmoothVectorEnv(VectorEnv[Array, Array, Array]):
         """Plain arrays from which `set_state` continues with the same bits."""
         if self._fresh or self._sent is not None:
             raise RuntimeError("get_state() between reset() or recv() and the next send() only")
-        logs = [np.stack(log) for log in self._log if log]
-        nothing = np.zeros((0, *(self.single_action_space.shape or ())))
+        taken = [
+            [row[lane] for row in self._history[len(self._history) - n :]]
+            for lane, n in enumerate(self._length)
+        ]
+        shape = self.single_action_space.shape or ()
         return {
             "seed": np.array(self._seed),
             "episode": self._episode.copy(),
             "length": self._length.copy(),
-            "actions": np.concatenate(logs) if logs else nothing,
+            "actions": np.array([action for lane in taken for action in lane]).reshape(-1, *shape),
             "return": self._return.copy(),
         }
 
@@ -182,12 +189,15 @@ class SmoothVectorEnv(VectorEnv[Array, Array, Array]):
         self._skip_to(episode)
         self._episode[:] = episode
         obs = self._start(self._all)
-        starts = np.concatenate([[0], np.cumsum(length)])[:-1]
-        for t in range(int(length.max(initial=0))):
-            ids = np.flatnonzero(length > t)
-            actions = np.asarray(state["actions"])[starts[ids] + t]
+        ends = np.cumsum(length)
+        for left in range(int(length.max()), 0, -1):
+            ids = np.flatnonzero(length >= left)
+            actions = np.asarray(state["actions"])[ends[ids] - left]
             self._lanes.send(ids, actions)
-            obs[ids] = self._finish(ids, actions, self._lanes.recv())[0]
+            obs[ids] = self._finish(ids, self._lanes.recv())[0]
+            row = np.zeros((self.num_envs, *actions.shape[1:]), dtype=actions.dtype)
+            row[ids] = actions
+            self._history.append(row)
         if not (np.array_equal(self._episode, episode) and np.array_equal(self._return, state["return"])):
             raise UserError(
                 f"{self.description.id} gave other rewards when its actions were played again: it is "
