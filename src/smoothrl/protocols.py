@@ -36,7 +36,7 @@ class Protocol:
     fgsm_sign_flipped: bool
     """PA: the FGSM step of the director-actor adversary goes down its own objective."""
     fgsm_two_noises: bool
-    """PA on an `s-` victim: the two sides of the action change see one noise draw each, two different ones."""
+    """PA on an `s-` victim: the two sides of the action change see one noise draw each, two different."""
     adversary_acts_smoothed: bool
     """Adversaries of `s-` methods act through their own smoothed mean, as in their update."""
     priority_weighted: bool

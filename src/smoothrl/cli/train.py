@@ -185,29 +185,26 @@ def _dqn(options: TrainOptions, method: Method) -> list[Path]:
     files = []
     with progress_bar() as bar:
         for seed in seeds:
-            config = configure(
+            job = configure(
                 method,
                 options.env,
                 {**overrides, "seed": seed, "protocol": options.protocol},
                 preset=options.preset,
                 base=options.base,
-                init=options.init,
                 adversarial=options.adversarial,
                 denoiser=options.denoiser,
             )
             out = options.folder if len(seeds) == 1 else options.folder / f"seed-{seed}"
             first: list[int] = []
 
-            def report(step: int, note: str, first: list[int] = first, whole: int = config.steps) -> None:
+            def report(step: int, note: str, first: list[int] = first, whole: int = job.config.steps) -> None:
                 if not first:
                     first.append(step)
                     bar.start(f"{method.name} {options.env}", whole - step, "steps")
                 bar.update(step - first[0], note)
 
             resume = options.resume and out.exists()
-            files.append(
-                train(config, out, resume=resume, refill_replay=options.refill_replay, report=report)
-            )
+            files.append(train(job, out, resume=resume, refill_replay=options.refill_replay, report=report))
     return files
 
 

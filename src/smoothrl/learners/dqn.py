@@ -15,11 +15,12 @@ from smoothrl import envs, networks
 from smoothrl.agents import Agent, AgentInfo, Normaliser
 from smoothrl.errors import UserError
 from smoothrl.learners import q_losses as losses
-from smoothrl.learners.q_config import DQNConfig, with_changes
+from smoothrl.learners.q_config import DQNConfig, QConfig, with_changes
 from smoothrl.learners.q_loop import Report, Training, amp, config_json, learning_rate
 from smoothrl.learners.q_presets import dqn_preset
 from smoothrl.learners.replay import Batch
 from smoothrl.learners.run_directory import RunDirectory
+from smoothrl.protocols import protocol
 
 Array = npt.NDArray[Any]
 
@@ -116,28 +117,34 @@ class DQNLearner:
         self.target = copied(self.q).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.optimizer = torch.optim.Adam(self.q.parameters(), lr=config.lr, eps=config.adam_eps, fused=True)
         self.updates = 0
+        self.weighs_priorities = protocol(config.protocol).priority_weighted
+
+    def inputs(self, raw: Array) -> Tensor:
+        """What the network is shown of raw observations."""
+        return as_input(raw, self.scale, self.config.precision)
 
     @torch.no_grad()
     def greedy(self, observations: Array) -> Array:
         with amp(self.config):
-            q = self.q(as_input(observations, self.scale, self.config.precision))
+            q = self.q(self.inputs(observations))
         return np.asarray(q.float().argmax(dim=1).numpy())
 
     def update(self, batch: Batch, progress: float) -> tuple[npt.NDArray[np.float64], dict[str, float]]:
         actions, weights = torch.from_numpy(batch.actions), torch.from_numpy(batch.weights)
         y = self.targets(batch)
         with amp(self.config):
-            q = self.q(as_input(batch.observations, self.scale, self.config.precision))
+            q = self.q(self.inputs(batch.observations))
         each = losses.huber_td(q.float(), actions, y)
         loss = losses.weighted_mean(each, weights)
         self.descend(loss, progress)
         metrics = {"loss": loss.item(), "q": q.detach().float().amax(dim=1).mean().item()}
-        return np.asarray(each.detach().double().numpy()) + 1e-5, metrics
+        shown = each.detach() * weights if self.weighs_priorities else each.detach()
+        return np.asarray(shown.double().numpy()) + 1e-5, metrics
 
     @torch.no_grad()
     def targets(self, batch: Batch) -> Tensor:
         """The TD targets, nothing of them differentiated."""
-        following = as_input(batch.following, self.scale, self.config.precision)
+        following = self.inputs(batch.following)
         with amp(self.config):
             target_q = self.target(following).float()
             online_q = self.q(following).float() if self.config.double else None
@@ -177,7 +184,7 @@ def part(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
     return {k[len(name) + 1 :]: v for k, v in state.items() if k.startswith(name + ".")}
 
 
-def agent_info(config: DQNConfig, spec: envs.EnvSpec, steps: int, **more: Any) -> AgentInfo:
+def agent_info(config: QConfig, spec: envs.EnvSpec, steps: int, **more: Any) -> AgentInfo:
     """What the agent file says about this run."""
     return AgentInfo(
         method=config.method,

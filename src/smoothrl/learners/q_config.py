@@ -103,6 +103,12 @@ class DQNConfig(QConfig):
     """Updates between two copies to the target network."""
 
 
+def check_sigma(sigma: float) -> None:
+    """Refuse noise that is none."""
+    if not 0.0 < sigma < float("inf"):
+        raise UserError(f"s-dqn learns to act under noise: sigma must be finite and above 0, got {sigma}")
+
+
 def check_positive(config: Any, *names: str) -> None:
     """Refuse numbers that must be above zero and are not."""
     for name in names:
@@ -118,3 +124,61 @@ def with_changes(config: Any, changes: dict[str, Any]) -> Any:
         if name not in known:
             raise unknown("setting", name, known)
     return replace(config, **changes)
+
+
+@dataclass(frozen=True)
+class NoisyDQNConfig(DQNConfig):
+    """The paper's ablation: no denoiser, the Q-network itself learns from noisy observations."""
+
+    sigma: float = 0.1
+    """Standard deviation of the smoothing noise, in units of the network's input."""
+    samples: int = 100
+    """Votes of a decision at test time."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_sigma(self.sigma)
+
+
+@dataclass(frozen=True)
+class SDQNConfig(QConfig):
+    """S-DQN: a denoiser trained in front of a frozen Q-network."""
+
+    method: str = "s-dqn"
+    """Name of the method."""
+    sigma: float = 0.1
+    """Standard deviation of the smoothing noise, in units of the network's input."""
+    samples: int = 100
+    """Votes of a decision at test time."""
+    base: str = ""
+    """Digest of the frozen base agent."""
+    denoiser: Literal["dncnn", "fast", "mlp"] = "fast"
+    """The paper's 17 layers; a small one on the pixel-unshuffled image; or one for vectors."""
+    denoiser_width: int = 64
+    """Channels (units) of the denoiser."""
+    denoiser_depth: int = 5
+    """Layers of the denoiser."""
+    denoiser_factor: int = 4
+    """Pixel-unshuffling of the fast denoiser."""
+    lambda_reconstruction: float = 1.0
+    """lambda_1: weight of the reconstruction loss."""
+    lambda_td: float = 1.0
+    """lambda_2: weight of the TD loss."""
+    adversarial: Literal["none", "s-pgd"] = "none"
+    """Train on observations attacked by S-PGD."""
+    epsilon: float = 0.05
+    """linf budget of the training attack."""
+    attack_steps: int = 5
+    """Steps of the training attack, each epsilon / steps."""
+    attack_probability: float = 0.3
+    """Part of the actions and of the training samples that is attacked."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_sigma(self.sigma)
+        if self.denoiser not in ("dncnn", "fast", "mlp"):
+            raise unknown("denoiser", self.denoiser, ("dncnn", "fast", "mlp", "none"))
+        if self.adversarial not in ("none", "s-pgd"):
+            raise unknown("adversarial training", self.adversarial, ("none", "s-pgd"))
+        if self.adversarial != "none":
+            check_positive(self, "epsilon", "attack_steps", "attack_probability")

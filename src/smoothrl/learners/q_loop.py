@@ -23,6 +23,7 @@ from smoothrl.errors import UserError
 from smoothrl.learners.q_config import QConfig
 from smoothrl.learners.replay import Batch, Replay, ReplayConfig
 from smoothrl.learners.run_directory import RunDirectory
+from smoothrl.protocols import protocol
 from smoothrl.rollout import evaluate
 
 Array = npt.NDArray[Any]
@@ -235,7 +236,6 @@ class Training:
 def make_replay(config: QConfig, spec: envs.EnvSpec, directory: RunDirectory, refill: bool = False) -> Replay:
     """The replay of a run, its frames in the run's state folder."""
     stack = spec.obs_shape[0] if spec.is_image and spec.backend == "ale" else 1
-    limits = False
     shape = ReplayConfig(
         lanes=config.lanes,
         capacity=config.capacity,
@@ -246,7 +246,7 @@ def make_replay(config: QConfig, spec: envs.EnvSpec, directory: RunDirectory, re
         gamma=config.gamma,
         alpha=config.alpha,
         margin=2 * -(-config.checkpoint_every // config.lanes) + 16 * (stack + 1),
-        limits_terminate=limits,
+        limits_terminate=protocol(config.protocol).time_limit_is_terminal,
     )
     path = directory.path / "state" / "replay.frames"
     resuming = (directory.path / "state" / "state.safetensors").exists()

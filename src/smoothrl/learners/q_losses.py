@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import smooth_l1_loss
+from torch.nn.functional import cross_entropy, smooth_l1_loss
 
 
 def chosen(q: Tensor, actions: Tensor) -> Tensor:
@@ -21,6 +21,30 @@ def td_target(returns: Tensor, discounts: Tensor, target_q: Tensor, online_q: Te
 def huber_td(q: Tensor, actions: Tensor, target: Tensor) -> Tensor:
     """SmoothL1(Q(s, a) - y) of each row (beta = 1)."""
     return smooth_l1_loss(chosen(q, actions), target, reduction="none")
+
+
+def s_dqn(
+    td: Tensor,
+    weights: Tensor,
+    denoised: Tensor,
+    clean: Tensor,
+    lambda_r: float,
+    lambda_td: float,
+    summed: bool,
+) -> tuple[Tensor, Tensor]:
+    """L = lambda_1 MSE(D(s + z), s) + lambda_2 mean_i w_i Huber(r + gamma max Q(s') - Q(D(s + z), a)).
+
+    `summed`: the released code's sum over batch and pixels in place of the mean. Also returns the plain MSE.
+    """
+    squares = (denoised - clean).square()
+    mse = squares.mean()
+    reconstruction = squares.sum() if summed else mse
+    return lambda_r * reconstruction + lambda_td * weighted_mean(td, weights), mse.detach()
+
+
+def s_pgd_objective(q: Tensor, actions: Tensor) -> Tensor:
+    """S-PGD's objective at one noise draw: cross-entropy of softmax Q(D(s + z)) against the clean action."""
+    return cross_entropy(q, actions)
 
 
 def weighted_mean(losses: Tensor, weights: Tensor) -> Tensor:

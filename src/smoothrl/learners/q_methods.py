@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from smoothrl.agents import Agent
 from smoothrl.errors import UserError
-from smoothrl.learners import dqn
+from smoothrl.learners import dqn, s_dqn
 from smoothrl.learners.methods import Method
-from smoothrl.learners.q_config import DQNConfig, QConfig
+from smoothrl.learners.q_config import DQNConfig, NoisyDQNConfig, QConfig, SDQNConfig, with_changes
 from smoothrl.learners.q_loop import Report
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training, checked and ready."""
+
+    config: QConfig
+    """Everything config.json keeps."""
+    base: Agent | None = None
+    """The frozen agent of s-dqn."""
 
 
 def configure(
@@ -19,19 +31,46 @@ def configure(
     *,
     preset: str | None = None,
     base: Path | None = None,
-    init: Path | None = None,
     adversarial: str | None = None,
     denoiser: str | None = None,
-) -> QConfig:
-    """The configuration of one run; what the method has no use for is refused."""
+) -> Job:
+    """One run; what the method has no use for is refused."""
+    if method.smoothed:
+        return _smoothed(method, env_id, changes, preset, base, adversarial, denoiser)
     for name, value in (("base", base), ("adversarial", adversarial), ("denoiser", denoiser)):
         if value is not None:
             raise UserError(f"--{name} is for s-dqn; {method.name} has no use for it")
-    return dqn.preset_config(method.name, env_id, preset, **changes)
+    return Job(dqn.preset_config(method.name, env_id, preset, **changes))
+
+
+def _smoothed(
+    method: Method,
+    env_id: str,
+    changes: dict[str, Any],
+    preset: str | None,
+    base: Path | None,
+    adversarial: str | None,
+    denoiser: str | None,
+) -> Job:
+    if method.robust:
+        raise UserError(
+            f"{method.name}: s-dqn takes its robustness from its base; train {method.name[2:]!r} and give it "
+            "with --base"
+        )
+    if denoiser == "none":
+        if base is not None or adversarial is not None:
+            raise UserError("--denoiser none trains the Q-network itself, without --base or --adversarial")
+        plain = dqn.preset_config(method.name, env_id, preset)
+        values = {k: v for k, v in vars(plain).items()}
+        return Job(with_changes(NoisyDQNConfig(**values), changes))
+    agent = s_dqn.checked_base(base, env_id, changes.get("env_settings"))
+    if adversarial is not None:
+        changes = {**changes, "adversarial": adversarial}
+    return Job(s_dqn.preset_config(env_id, agent, preset, denoiser, **changes), agent)
 
 
 def train(
-    config: QConfig,
+    job: Job,
     out: Path,
     *,
     resume: bool = False,
@@ -39,5 +78,9 @@ def train(
     report: Report | None = None,
 ) -> Path:
     """Train one agent; returns its path."""
+    config = job.config
+    options: dict[str, Any] = {"resume": resume, "refill_replay": refill_replay, "report": report}
+    if isinstance(config, SDQNConfig | NoisyDQNConfig):
+        return s_dqn.train(config, job.base, out, **options)
     assert isinstance(config, DQNConfig)
-    return dqn.train(config, out, resume=resume, refill_replay=refill_replay, report=report)
+    return dqn.train(config, out, **options)

@@ -80,6 +80,99 @@ VECTOR_DQN: Values = {
     "eval_episodes": 20,
 }
 
+PAPER_SDQN: Values = {
+    "steps": 300_000,
+    "lanes": 1,
+    "batch": 64,
+    "update_every": 1,
+    "warmup": 5_000,
+    "capacity": 200_000,
+    "lr": 1e-3,
+    "explore_final": 0.05,
+    "explore_steps": 0,
+    "explore_to_zero": True,
+    "checkpoint_every": 50_000,
+    "sigma": 0.1,
+    "epsilon": 0.05,
+    "lambda_reconstruction": 1_000.0,
+}
+CPU_SDQN: Values = {
+    "steps": 80_000,
+    "lanes": 16,
+    "batch": 32,
+    "update_every": 4,
+    "warmup": 5_000,
+    "capacity": 60_000,
+    "lr": 1e-3,
+    "lr_final": 0.05,
+    "adam_eps": 1e-6,
+    "explore_final": 0.05,
+    "explore_steps": 0,
+    "explore_to_zero": True,
+    "precision": "bf16",
+    "eval_every": 40_000,
+    "log_every": 5_000,
+    "sigma": 0.1,
+    "epsilon": 0.05,
+    "denoiser_width": 48,
+    "denoiser_depth": 4,
+    "lambda_reconstruction": 1_000.0,
+    "attack_steps": 3,
+}
+MINATAR_SDQN: Values = {
+    "steps": 100_000,
+    "lanes": 16,
+    "batch": 64,
+    "update_every": 16,
+    "warmup": 5_000,
+    "capacity": 100_000,
+    "n_step": 1,
+    "lr": 1e-3,
+    "lr_final": 0.05,
+    "adam_eps": 1e-6,
+    "explore_final": 0.05,
+    "explore_steps": 0,
+    "explore_to_zero": True,
+    "eval_every": 50_000,
+    "eval_episodes": 20,
+    "sigma": 0.4,
+    "epsilon": 0.2,
+    "denoiser_width": 64,
+    "denoiser_depth": 4,
+    "denoiser_factor": 2,
+    "lambda_reconstruction": 100.0,
+    "attack_steps": 3,
+}
+VECTOR_SDQN: Values = {
+    "steps": 60_000,
+    "lanes": 8,
+    "batch": 64,
+    "update_every": 8,
+    "warmup": 2_000,
+    "capacity": 50_000,
+    "lr": 1e-3,
+    "lr_final": 0.05,
+    "adam_eps": 1e-6,
+    "alpha": 0.0,
+    "explore_final": 0.05,
+    "explore_steps": 0,
+    "explore_to_zero": True,
+    "eval_every": 20_000,
+    "eval_episodes": 20,
+    "sigma": 0.1,
+    "epsilon": 0.05,
+    "denoiser_width": 128,
+    "denoiser_depth": 3,
+    "attack_steps": 3,
+}
+
+SDQN_GAMES: dict[str, dict[str, Values]] = {
+    "roadrunner": {
+        "paper": {"sigma": 0.05, "epsilon": 0.03},
+        "cpu": {"sigma": 0.05, "epsilon": 0.03},
+    },
+}
+
 GAMES: dict[str, dict[str, Values]] = {
     "pong": {"cpu": {"env_settings": {"profile": "standard", "actions": 4}, "double": False}},
     "freeway": {"paper": {"explore_steps": 100_000}},
@@ -114,3 +207,17 @@ def dqn_preset(env_id: str, image: bool, name: str | None = None) -> Values:
     if name not in (None, "cpu"):
         raise UserError(f"preset {name!r} is for the paper's Atari games; {env_id} has the preset 'cpu' only")
     return MINATAR_DQN if kind == "minatar" else VECTOR_DQN
+
+
+def s_dqn_preset(env_id: str, image: bool, name: str | None = None) -> Values:
+    """The same for S-DQN; the environment's settings come from the base agent."""
+    kind = family(env_id, image)
+    if kind != "atari":
+        if name not in (None, "cpu"):
+            raise UserError(f"preset {name!r} is for the paper's Atari games; {env_id} has 'cpu' only")
+        return MINATAR_SDQN if kind == "minatar" else VECTOR_SDQN
+    table = {"cpu": CPU_SDQN, "paper": PAPER_SDQN}
+    chosen = name or "cpu"
+    if chosen not in table:
+        raise unknown("preset", chosen, table)
+    return {**table[chosen], **SDQN_GAMES.get(game_of(env_id), {}).get(chosen, {})}
