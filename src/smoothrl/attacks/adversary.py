@@ -1,4 +1,4 @@
-"""A fitted adversary (critic, perturbing policy or director) and its file, bound to the agent it was fitted to."""
+"""A fitted adversary (critic, perturbing policy, director) and its file, bound to its victim."""
 
 from __future__ import annotations
 

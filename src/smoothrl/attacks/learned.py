@@ -27,7 +27,8 @@ def critic_of(network: nn.Module) -> Critic:
     frozen = networks.frozen(network)
 
     def critic(observations: Tensor, actions: Tensor) -> Tensor:
-        return frozen(torch.cat([observations, actions], dim=-1)).squeeze(-1)  # type: ignore[no-any-return]
+        values: Tensor = frozen(torch.cat([observations, actions], dim=-1))
+        return values.squeeze(-1)
 
     return critic
 
