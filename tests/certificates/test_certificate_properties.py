@@ -75,6 +75,14 @@ def test_anytime_costs_something(counts: list[int]) -> None:
     assert anytime.radius[0] <= cohen.radius[0] + 1e-12
 
 
+def test_an_open_action_pays_for_all_actions() -> None:
+    """Anytime without a fixed action: K sequences at alpha/K each."""
+    counts = [60, 3, 2, 1]
+    for alpha, options in ((0.05 / 4, {}), (0.05, {"action": 0})):
+        found = radius(counts, 1.0, 0.05, "anytime", **options)
+        assert found.p_lower[0] == pytest.approx(float(intervals.cs_lower(60, 66, alpha)), rel=1e-9)
+
+
 @shared
 @given(counts_lists, st.integers(1, 300), st.floats(0.001, 0.3))
 def test_deployed_radius_is_shorter(counts: list[int], m: int, eta: float) -> None:
