@@ -191,6 +191,7 @@ def _dqn(options: TrainOptions, method: Method) -> list[Path]:
                 {**overrides, "seed": seed, "protocol": options.protocol},
                 preset=options.preset,
                 base=options.base,
+                init=options.init,
                 adversarial=options.adversarial,
                 denoiser=options.denoiser,
             )

@@ -55,8 +55,10 @@ class PoolMoments:
     @property
     def std(self) -> Double:
         """(P, size); |mean| where a member has seen a single row, as the released code has it."""
+        if self.count.min() >= 2.0:
+            return np.sqrt(self.m2 / (self.count - 1.0))
         found = np.sqrt(self.m2 / np.maximum(self.count - 1.0, 1.0))
-        return np.where(self.count < 2, np.abs(self.mean), found) if (self.count < 2).any() else found
+        return np.where(self.count < 2.0, np.abs(self.mean), found)
 
     def member(self, i: int) -> Moments:
         return Moments(float(self.count[i, 0]), self.mean[i].copy(), self.m2[i].copy())
@@ -157,7 +159,8 @@ class Arena:
 
     def _begin(self, ids: npt.NDArray[np.int64]) -> Double:
         assert self._lanes is not None
-        seeds = [episode_seed(self._seeds[i], 0, int(self._episode[i])) for i in ids]
+        own = self._lanes.per_episode_seeds
+        seeds = [episode_seed(self._seeds[i], 0, int(self._episode[i])) if own else 0 for i in ids]
         self._episode[ids] += 1
         self._length[ids] = 0
         obs: Double = self._lanes.reset(ids, seeds).astype(np.float64)

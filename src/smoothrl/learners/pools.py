@@ -84,7 +84,9 @@ def _backward(
             return None
         grad = grad @ stack[i][0].swapaxes(1, 2)
         if i > 0:
-            grad *= 1 - saved[i] ** 2
+            slope = saved[i] * saved[i]
+            slope *= grad
+            grad -= slope
     return grad
 
 
@@ -137,17 +139,12 @@ class _SmoothedPass(torch.autograd.Function):
         """Each (state, coordinate) has one selected row, which feels that coordinate's gradient alone."""
         grad = _plain(grads[0])
         pool, batch, actions = grad.shape
-        sizes, theta, saved = ctx.sizes, ctx.theta, ctx.saved
-        head_weight = layers(theta, sizes)[-1][0]
-        out = _empty_like(theta)
-        views = layers(out, sizes)
-        per_row = grad[..., None]
-        last = saved[-1].reshape(pool, batch, actions, -1)
-        _write(views[-1][0], (per_row * last).sum(axis=1).swapaxes(1, 2))
-        _write(views[-1][1], grad.sum(axis=1, keepdims=True))
-        hidden = (per_row * head_weight.swapaxes(1, 2)[:, None]).reshape(pool, batch * actions, -1)
-        hidden = hidden * (1 - saved[-1] ** 2)
-        _backward(theta, sizes[:-1], saved, hidden, False, out)
+        eye = (
+            np.eye(actions, dtype=np.float32) if isinstance(grad, np.ndarray) else torch.eye(actions).to(grad)
+        )
+        rows = (grad[..., None] * eye).reshape(pool, batch * actions, actions)
+        out = _empty_like(ctx.theta)
+        _backward(ctx.theta, ctx.sizes, ctx.saved, rows, False, out)
         return _tensor(out), None, None, None
 
 

@@ -217,25 +217,34 @@ class Learner:
 
     def start_from(self, agent: Agent) -> None:
         """Begin from a trained agent instead of from nothing: its policy and its normaliser."""
-        from smoothrl.networks import GaussianPolicy
+        from smoothrl.networks import GaussianPolicy, unclipped
 
-        network = agent.network
+        network = unclipped(agent.network)
         wanted = self.agents.policy.mean.sizes
-        fits = isinstance(network, GaussianPolicy) and tuple(network.mean.sizes) == wanted
-        if not fits or agent.normaliser.kind != "moments":
+        fits = (
+            isinstance(network, GaussianPolicy)
+            and list(network.mean.sizes) == list(wanted)
+            and network.mean.activation == self.agents.policy.mean.activation
+        )
+        if not fits or agent.normaliser.kind == "scale":
             raise UserError(
                 f"--init: {agent.info.method} on {agent.info.env_id} is no Gaussian policy of sizes {wanted} "
-                "with running statistics; choose an agent of this environment"
+                f"with {self.agents.policy.mean.activation} on vector observations; choose another agent"
             )
         assert isinstance(network, GaussianPolicy)
         for i in range(self.config.pool):
             self.agents.policy.set_member(i, network)
-            self.scaler.observations.set_member(i, _moments(agent.normaliser, max(agent.info.steps, 2)))
+            self.scaler.observations.set_member(i, _moments(agent))
 
 
-def _moments(normaliser: Normaliser, count: int) -> Any:
+def _moments(agent: Agent) -> Any:
+    """The agent's statistics as if they came from all its steps; an agent without any starts from 0 and 1."""
     from smoothrl.agents import Moments
 
+    count, normaliser = max(agent.info.steps, 100_000), agent.normaliser
+    if normaliser.kind == "none":
+        shape = agent.info.observation_shape
+        return Moments(float(count), np.zeros(shape), np.full(shape, count - 1.0))
     return Moments(float(count), normaliser.mean.copy(), normaliser.std**2 * (count - 1.0))
 
 
