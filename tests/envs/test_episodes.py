@@ -53,10 +53,11 @@ def trajectories(env_id: str, seeds: list[int], settings: dict[str, Any]) -> dic
 
 @pytest.mark.parametrize(("env_id", "settings"), CASES, ids=IDS)
 def test_an_episode_depends_on_its_seed_alone(env_id: str, settings: dict[str, Any]) -> None:
-    together = trajectories(env_id, SEEDS, settings)
-    shuffled = trajectories(env_id, SEEDS[::-1], settings)
-    alone = trajectories(env_id, SEEDS[2:3], settings)
-    for seed in SEEDS:
+    seeds = SEEDS[2:] if "NoFrameskip" in env_id else SEEDS  # an Atari game takes long to start
+    together = trajectories(env_id, seeds, settings)
+    shuffled = trajectories(env_id, seeds[::-1], settings)
+    alone = trajectories(env_id, [77], settings)
+    for seed in seeds:
         for other in (shuffled, alone):
             if seed in other:
                 assert len(other[seed]) == len(together[seed])

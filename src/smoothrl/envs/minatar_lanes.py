@@ -65,7 +65,7 @@ class Freeway(Game):
         self.move_timer = np.zeros(num, dtype=np.int64)
         self.clock = np.zeros(num, dtype=np.int64)
         self.car_x, self.car_timer, self.car_speed = (np.zeros((num, 8), dtype=np.int64) for _ in range(3))
-        self.rng: list[np.random.RandomState] = [np.random.RandomState(0) for _ in range(num)]
+        self.rng: dict[int, np.random.RandomState] = {}
         self.undrawn = np.zeros(num, dtype=np.int64)
 
     def reset(self, lane: int, rng: np.random.RandomState) -> None:
@@ -206,6 +206,7 @@ class NumpyMinAtarLanes(Lanes):
         """`minimal`: only the actions that do something (the -v1 ids)."""
         self.num = num
         self._game = VECTORISED[game](num)
+        self._rng = [np.random.RandomState(0) for _ in range(num)]
         self._actions = np.array(self._game.minimal if minimal else ALL_ACTIONS)
         self.observation_space = spaces.Box(0, 1, (self._game.channels, 10, 10), np.uint8)
         self.action_space = spaces.Discrete(len(self._actions))
@@ -214,7 +215,8 @@ class NumpyMinAtarLanes(Lanes):
     def reset(self, ids: Ids, seeds: Sequence[int]) -> Array:
         """Each game restarts from its seed alone."""
         for lane, seed in zip(ids.tolist(), seeds, strict=True):
-            self._game.reset(lane, np.random.RandomState(seed))
+            self._rng[lane].seed(seed)
+            self._game.reset(lane, self._rng[lane])
         return self._game.draw(ids)
 
     def send(self, ids: Ids, actions: Array) -> None:
