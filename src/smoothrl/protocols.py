@@ -75,6 +75,8 @@ class Protocol:
     """Attack averages may stop after twelve episodes once they cannot (or need not) change the minimum."""
     select_on_test: bool
     """Of a grid of adversaries the one that is worst on the test episodes themselves is reported."""
+    wocar_tiny_ball: bool
+    """WocaR-DQN: the worst-case actions are those of a ball of 1e-7, whatever the budget."""
 
 
 PAPER = Protocol(
@@ -109,6 +111,7 @@ PAPER = Protocol(
     director_samples=True,
     attack_early_stop=True,
     select_on_test=True,
+    wocar_tiny_ball=True,
 )
 SOUND = Protocol(
     name="sound",
@@ -142,6 +145,7 @@ SOUND = Protocol(
     director_samples=False,
     attack_early_stop=False,
     select_on_test=False,
+    wocar_tiny_ball=False,
 )
 
 PROTOCOLS = {p.name: p for p in (SOUND, PAPER)}

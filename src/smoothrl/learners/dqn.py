@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ from smoothrl import envs, networks
 from smoothrl.agents import Agent, AgentInfo, Normaliser
 from smoothrl.errors import UserError
 from smoothrl.learners import q_losses as losses
-from smoothrl.learners.q_config import DQNConfig, QConfig, with_changes
+from smoothrl.learners.q_config import DQNConfig, QConfig, RobustDQNConfig, with_changes
 from smoothrl.learners.q_loop import Report, Training, amp, config_json, learning_rate
-from smoothrl.learners.q_presets import dqn_preset
+from smoothrl.learners.q_presets import dqn_preset, robust_preset
 from smoothrl.learners.replay import Batch
 from smoothrl.learners.run_directory import RunDirectory
 from smoothrl.protocols import protocol
@@ -78,6 +79,16 @@ def copied(network: nn.Module) -> nn.Module:
     return networks.frozen(twin)
 
 
+def adopt(network: nn.Module, init: Agent) -> None:
+    """Start from the weights of an agent of the same network."""
+    if networks.describe(init.network) != networks.describe(network):
+        raise UserError(
+            f"the network of --init is {networks.describe(init.network)}, this run has "
+            f"{networks.describe(network)}; give the same sizes with --set"
+        )
+    network.load_state_dict(init.network.state_dict())
+
+
 def as_input(raw: Array, scale: float, precision: str = "fp32") -> Tensor:
     """Raw observations as network input, images channels-last (bytes go to bf16 without a detour)."""
     image_bf16 = precision == "bf16" and raw.ndim == 4
@@ -106,14 +117,36 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Tensor]
             optimizer.state[parameter] = mine
 
 
+@dataclass(frozen=True)
+class View:
+    """What a loss may look at in one update."""
+
+    x: Tensor
+    """The network's input."""
+    q: Tensor
+    """Its outputs, with gradient."""
+    actions: Tensor
+    """The actions taken."""
+    y: Tensor
+    """Their TD targets."""
+    weights: Tensor
+    """Importance weights."""
+    td: Tensor
+    """Huber loss of each row, with gradient."""
+    progress: float
+    """Fraction of the run that is done."""
+
+
 class DQNLearner:
     """Online and target network, and one gradient step."""
 
-    def __init__(self, config: DQNConfig, spec: envs.EnvSpec) -> None:
+    def __init__(self, config: DQNConfig, spec: envs.EnvSpec, init: Agent | None = None) -> None:
         self.config, self.spec = config, spec
         self.scale = 1.0 / spec.obs_scale
         description = q_description(spec, config)
         self.q = seeded(description, config.seed)
+        if init is not None:
+            adopt(self.q, init)
         self.target = copied(self.q).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.optimizer = torch.optim.Adam(self.q.parameters(), lr=config.lr, eps=config.adam_eps, fused=True)
         self.updates = 0
@@ -131,15 +164,27 @@ class DQNLearner:
 
     def update(self, batch: Batch, progress: float) -> tuple[npt.NDArray[np.float64], dict[str, float]]:
         actions, weights = torch.from_numpy(batch.actions), torch.from_numpy(batch.weights)
+        notes = self.prepare(batch, progress)
         y = self.targets(batch)
+        x = self.inputs(batch.observations)
         with amp(self.config):
-            q = self.q(self.inputs(batch.observations))
-        each = losses.huber_td(q.float(), actions, y)
-        loss = losses.weighted_mean(each, weights)
+            q = self.q(x)
+        q = q.float()
+        each = losses.huber_td(q, actions, y)
+        view = View(x, q, actions, y, weights, each, progress)
+        loss, metrics = self.loss(view)
         self.descend(loss, progress)
-        metrics = {"loss": loss.item(), "q": q.detach().float().amax(dim=1).mean().item()}
+        metrics |= notes | {"loss": loss.item(), "q": q.detach().amax(dim=1).mean().item()}
         shown = each.detach() * weights if self.weighs_priorities else each.detach()
         return np.asarray(shown.double().numpy()) + 1e-5, metrics
+
+    def prepare(self, batch: Batch, progress: float) -> dict[str, float]:
+        """What has to happen before the update of Q; and what to log of it."""
+        return {}
+
+    def loss(self, view: View) -> tuple[Tensor, dict[str, float]]:
+        """The scalar to descend and what to log of it; defences override this."""
+        return losses.weighted_mean(view.td, view.weights), {}
 
     @torch.no_grad()
     def targets(self, batch: Batch) -> Tensor:
@@ -210,11 +255,18 @@ def discrete_spec(env_id: str, settings: Mapping[str, Any], method: str) -> envs
     return spec
 
 
-def preset_config(method: str, env_id: str, preset: str | None = None, **changes: Any) -> DQNConfig:
+def preset_config(
+    method: str, env_id: str, preset: str | None = None, regulariser: str | None = None, **changes: Any
+) -> DQNConfig:
     """The preset of the environment with the caller's changes."""
     image = len(discrete_spec(env_id, {}, method).obs_shape) == 3
-    values = {**dqn_preset(env_id, image, preset), "method": method, "env": env_id}
-    config: DQNConfig = with_changes(DQNConfig(**values), changes)
+    named = {"method": method, "env": env_id}
+    config: DQNConfig
+    if regulariser is not None:
+        robust = RobustDQNConfig(**{**robust_preset(env_id, image, regulariser, preset), **named})
+        config = with_changes(robust, changes)
+    else:
+        config = with_changes(DQNConfig(**{**dqn_preset(env_id, image, preset), **named}), changes)
     return config
 
 
@@ -222,14 +274,16 @@ def train(
     config: DQNConfig,
     out: str | Path,
     *,
+    init: Agent | None = None,
+    learner: type[DQNLearner] = DQNLearner,
     resume: bool = False,
     refill_replay: bool = False,
     report: Report | None = None,
 ) -> Path:
-    """Train one agent into the run directory `out`; returns the agent's path."""
+    """Train one agent into the run directory `out`; returns its path."""
     spec = discrete_spec(config.env, config.env_settings, config.method)
-    with RunDirectory.open(out, config_json(config), resume) as directory:
-        learner = DQNLearner(config, spec)
-        training = Training(learner, config, directory, refill=refill_replay)
+    origin = {} if init is None else {"init": init.digest}
+    with RunDirectory.open(out, config_json(config) | origin, resume) as directory:
+        training = Training(learner(config, spec, init), config, directory, refill=refill_replay)
         training.run(report)
         return directory.agent_path()

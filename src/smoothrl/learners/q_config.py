@@ -127,6 +127,33 @@ def with_changes(config: Any, changes: dict[str, Any]) -> Any:
 
 
 @dataclass(frozen=True)
+class RobustDQNConfig(DQNConfig):
+    """DQN with a robust regulariser: SA-DQN, RADIAL-DQN or WocaR-DQN."""
+
+    epsilon: float = 1.0 / 255.0
+    """Final linf radius of the bounds, in units of the network's input."""
+    ramp_start: float = 0.25
+    """Fraction of the run at which the radius leaves 0."""
+    ramp_end: float = 11.0 / 12.0
+    """Fraction of the run at which it reaches `epsilon`."""
+    kappa: float = 0.005
+    """SA-DQN, WocaR-DQN: weight of the hinge. RADIAL-DQN: weight of the standard loss."""
+    worst_weight: float = 0.5
+    """WocaR-DQN: final weight of the loss of the bounds, reached linearly."""
+    worst_ratio: float = 0.01
+    """WocaR-DQN: share of the worst-case values in the choice of the target action."""
+    worst_every: int = 1
+    """WocaR-DQN: updates between two updates of the worst-case network."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0.0 < self.epsilon < float("inf"):
+            raise UserError(f"{self.method} trains against a ball: epsilon must exceed 0, got {self.epsilon}")
+        if not 0.0 <= self.ramp_start < self.ramp_end <= 1.0:
+            raise UserError(f"ramp {self.ramp_start} .. {self.ramp_end}: two rising fractions of a run")
+
+
+@dataclass(frozen=True)
 class NoisyDQNConfig(DQNConfig):
     """The paper's ablation: no denoiser, the Q-network itself learns from noisy observations."""
 

@@ -23,6 +23,59 @@ def huber_td(q: Tensor, actions: Tensor, target: Tensor) -> Tensor:
     return smooth_l1_loss(chosen(q, actions), target, reduction="none")
 
 
+def min_square_abs(difference: Tensor) -> Tensor:
+    """min(d^2, |d|), RADIAL's loss of a difference."""
+    size = difference.abs()
+    return torch.minimum(size.square(), size)
+
+
+def sa_hinge(lower_margins: Tensor, actions: Tensor, c: float = 1.0) -> Tensor:
+    """SA-DQN: -min(min_{a != a*} LB[Q(s', a*) - Q(s', a)], c) of each row, a* = `actions`, s' in the ball."""
+    own = torch.nn.functional.one_hot(actions, lower_margins.shape[1]).bool()
+    worst = lower_margins.masked_fill(own, float("inf")).amin(dim=1)
+    return -worst.clamp(max=c)
+
+
+def radial_overlap(q: Tensor, actions: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+    """RADIAL's second approach: sum_y D_y max(0, ub_y - lb_a + D_y / 2), D_y = max(0, Q(s, a) - Q(s, y)).
+
+    The gaps D are constants: the loss narrows the bounds, the TD loss moves the values.
+    """
+    gaps = (chosen(q, actions).unsqueeze(1) - q).clamp(min=0.0).detach()
+    overlap = (upper - chosen(lower, actions).unsqueeze(1) + gaps / 2.0).clamp(min=0.0)
+    return (gaps * overlap).sum(dim=1)
+
+
+def radial_bounds_to_target(q: Tensor, actions: Tensor, y: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+    """RADIAL's first approach: sum_y min(d^2, d), d the distance of the farther bound from its target.
+
+    The target is the TD target for the action taken and Q(s, y) for the others.
+    """
+    target = q.detach().scatter(1, actions.unsqueeze(1), y.unsqueeze(1))
+    farther = torch.maximum((upper - target).abs(), (lower - target).abs())
+    return min_square_abs(farther).sum(dim=1)
+
+
+def worst_target(returns: Tensor, discounts: Tensor, worst_q: Tensor, possible: Tensor) -> Tensor:
+    """WocaR: y = R + gamma^n min over a' in A_adv(s') of W(s', a'), A_adv what an attack can bring about."""
+    reachable = worst_q.masked_fill(~possible, float("inf")).amin(dim=1)
+    return returns + discounts * reachable
+
+
+def reachable_actions(lower: Tensor, upper: Tensor) -> Tensor:
+    """A_adv: actions whose upper bound reaches above every lower bound: (b, A) truth values."""
+    return upper >= lower.amax(dim=1, keepdim=True)
+
+
+def smoothed_ramp(progress: float, start: float, end: float, height: float, bend: float = 0.25) -> float:
+    """0 before `start`, a quartic over the first `bend` of the ramp, then a line, `height` from `end` on."""
+    if progress <= start:
+        return 0.0
+    t = min(1.0, (progress - start) / (end - start))
+    scale = height / (bend**4 + 4.0 * bend**3 * (1.0 - bend))
+    return scale * (t**4 if t < bend else bend**4 + 4.0 * bend**3 * (t - bend))
+
+
 def s_dqn(
     td: Tensor,
     weights: Tensor,

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from smoothrl.agents import Agent
+from smoothrl.agents import Agent, load_agent
 from smoothrl.errors import UserError
 from smoothrl.learners import dqn, s_dqn
 from smoothrl.learners.methods import Method
 from smoothrl.learners.q_config import DQNConfig, NoisyDQNConfig, QConfig, SDQNConfig, with_changes
 from smoothrl.learners.q_loop import Report
+from smoothrl.learners.robust_dqn import LEARNERS
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,9 @@ class Job:
     config: QConfig
     """Everything config.json keeps."""
     base: Agent | None = None
-    """The frozen agent of s-dqn."""
+    """The frozen agent of s-dqn, or the agent that dqn starts from."""
+    regulariser: str | None = None
+    """The robust ingredient."""
 
 
 def configure(
@@ -33,14 +36,18 @@ def configure(
     base: Path | None = None,
     adversarial: str | None = None,
     denoiser: str | None = None,
+    init: Path | None = None,
 ) -> Job:
     """One run; what the method has no use for is refused."""
     if method.smoothed:
+        if init is not None:
+            raise UserError("--init is for dqn; s-dqn starts from its --base")
         return _smoothed(method, env_id, changes, preset, base, adversarial, denoiser)
     for name, value in (("base", base), ("adversarial", adversarial), ("denoiser", denoiser)):
         if value is not None:
             raise UserError(f"--{name} is for s-dqn; {method.name} has no use for it")
-    return Job(dqn.preset_config(method.name, env_id, preset, **changes))
+    config = dqn.preset_config(method.name, env_id, preset, method.regulariser, **changes)
+    return Job(config, None if init is None else checked_init(init, env_id), method.regulariser)
 
 
 def _smoothed(
@@ -83,4 +90,13 @@ def train(
     if isinstance(config, SDQNConfig | NoisyDQNConfig):
         return s_dqn.train(config, job.base, out, **options)
     assert isinstance(config, DQNConfig)
-    return dqn.train(config, out, **options)
+    learner = dqn.DQNLearner if job.regulariser is None else LEARNERS[job.regulariser]
+    return dqn.train(config, out, init=job.base, learner=learner, **options)
+
+
+def checked_init(path: Path, env_id: str) -> Agent:
+    """The agent to start from, refused where it plays something else."""
+    agent = load_agent(path)
+    if agent.info.env_id != env_id or not agent.discrete:
+        raise UserError(f"{path} was trained on {agent.info.env_id}; --init wants an agent of {env_id}")
+    return agent

@@ -80,6 +80,52 @@ VECTOR_DQN: Values = {
     "eval_episodes": 20,
 }
 
+ROBUST: dict[str, dict[str, Values]] = {
+    "sa": {
+        "paper": {"kappa": 0.005, "ramp_start": 0.25, "ramp_end": 5.5 / 6.0},
+        "cpu": {"kappa": 0.005, "ramp_start": 0.25, "ramp_end": 0.9},
+        "minatar": {"kappa": 0.02, "epsilon": 0.05, "ramp_start": 0.3, "ramp_end": 0.9},
+        "vector": {"kappa": 0.02, "epsilon": 0.02, "ramp_start": 0.3, "ramp_end": 0.9},
+    },
+    "radial": {
+        "paper": {
+            "kappa": 0.8,
+            "steps": 4_500_000,
+            "batch": 128,
+            "update_every": 4,
+            "warmup": 50_000,
+            "lr": 1.25e-4,
+            "adam_eps": 1e-8,
+            "alpha": 0.0,
+            "double": True,
+            "target_every": 1_000,
+            "explore_final": 0.01,
+            "explore_steps": 0,
+            "explore_to_zero": False,
+            "ramp_start": 1.0 / 90.0,
+            "ramp_end": 8.0 / 9.0,
+        },
+        "cpu": {"kappa": 0.8, "ramp_start": 0.25, "ramp_end": 0.9},
+        "minatar": {"kappa": 0.8, "epsilon": 0.05, "ramp_start": 0.3, "ramp_end": 0.9},
+        "vector": {"kappa": 0.8, "epsilon": 0.02, "ramp_start": 0.3, "ramp_end": 0.9},
+    },
+    "wocar": {
+        "paper": {
+            "kappa": 0.005,
+            "steps": 2_000_000,
+            "warmup": 50_000,
+            "explore_steps": 500_000,
+            "ramp_start": 0.0,
+            "ramp_end": 1.0,
+            "worst_weight": 0.1,
+        },
+        "cpu": {"kappa": 0.005, "ramp_start": 0.25, "ramp_end": 0.9, "worst_weight": 0.1},
+        "minatar": {"kappa": 0.02, "epsilon": 0.05, "ramp_start": 0.3, "ramp_end": 0.9, "worst_weight": 0.1},
+        "vector": {"kappa": 0.02, "epsilon": 0.02, "ramp_start": 0.3, "ramp_end": 0.9, "worst_weight": 0.1},
+    },
+}
+"""What a regulariser changes; epsilon is 1/255 on Atari."""
+
 PAPER_SDQN: Values = {
     "steps": 300_000,
     "lanes": 1,
@@ -207,6 +253,16 @@ def dqn_preset(env_id: str, image: bool, name: str | None = None) -> Values:
     if name not in (None, "cpu"):
         raise UserError(f"preset {name!r} is for the paper's Atari games; {env_id} has the preset 'cpu' only")
     return MINATAR_DQN if kind == "minatar" else VECTOR_DQN
+
+
+def robust_preset(env_id: str, image: bool, regulariser: str, name: str | None = None) -> Values:
+    """The preset of plain DQN and what the regulariser changes in it."""
+    kind = family(env_id, image)
+    chosen = (name or "cpu") if kind == "atari" else kind
+    values = {**dqn_preset(env_id, image, name), **ROBUST[regulariser][chosen]}
+    if (regulariser, game_of(env_id), chosen) == ("sa", "roadrunner", "paper"):
+        values |= {"kappa": 0.01, "target_every": 32_000}
+    return values
 
 
 def s_dqn_preset(env_id: str, image: bool, name: str | None = None) -> Values:
