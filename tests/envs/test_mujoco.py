@@ -14,6 +14,7 @@ import pytest
 from smoothrl import envs
 from smoothrl.envs import mujoco as physics
 from smoothrl.envs.registry import POOL_PARITY, Request, resolve
+from smoothrl.errors import UserError
 
 NAMES = sorted(physics.MODEL_FILES)
 V2_MASSES = {
@@ -122,6 +123,13 @@ def test_generated_model_is_written_once_and_follows_the_environment(
     monkeypatch.delenv("SMOOTHRL_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert physics.cache_dir() == tmp_path / "xdg" / "smoothrl"
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("SMOOTHRL_CACHE", str(tmp_path / "file"))
+    with pytest.raises(UserError, match="set SMOOTHRL_CACHE"):
+        envs.make("Hopper-v2", 1, seed=0, backend="envpool")
 
 
 def rollout_pair(env_id: str, steps: int, settings: dict[str, Any]) -> tuple[float, float, int]:

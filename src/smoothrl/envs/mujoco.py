@@ -198,12 +198,22 @@ def v2_model_folder(name: str) -> tuple[Path, str]:
     base = cache_dir() / "mujoco" / digest
     file = base / "mujoco" / "assets_gym" / f"{name.lower()}_v2.xml"
     if not file.exists():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=file.parent, suffix=".tmp")
-        with os.fdopen(descriptor, "w") as handle:
-            handle.write(text)
-        os.replace(temporary, file)
+        try:
+            _write_whole(file, text)
+        except OSError as error:
+            raise UserError(
+                f"cannot write the v2 model into {base} ({error.strerror}): set SMOOTHRL_CACHE to a folder "
+                "you may write to"
+            ) from error
     return base, file.name
+
+
+def _write_whole(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=file.parent, suffix=".tmp")
+    with os.fdopen(descriptor, "w") as handle:
+        handle.write(text)
+    os.replace(temporary, file)
 
 
 def patch_v2(env: gymnasium.Env[Any, Any], name: str) -> gymnasium.Env[Any, Any]:
