@@ -24,8 +24,10 @@ V2_MASSES = {
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("SMOOTHRL_CACHE", str(tmp_path))
+    with physics.quietly():
+        yield
 
 
 def tensor(orientation: np.ndarray, moments: np.ndarray) -> np.ndarray:
