@@ -200,10 +200,24 @@ def layers(network: nn.Module, shape: Sequence[int]) -> list[Layer]:
         return [*_sequential(network.cnn, shape), *_duel(_sequential(network.advantage, shape), value)]
     if isinstance(network, nn.Sequential):
         return _sequential(network, shape)
+    if isinstance(network, networks.Chain):
+        return _sequential(network.layers, shape)
+    if isinstance(network, networks.Bounded):
+        return [*layers(network.body, shape), *_bounded(network)]
     raise UserError(
         f"there are no bounds for {type(network).__name__}; known: chains of Linear, Conv2d, ReLU and Tanh "
         "(MLP, GaussianPolicy, DuelingMLP, NatureQ, SmallQ, nn.Sequential and the pools)"
     )
+
+
+def _bounded(network: networks.Bounded) -> list[Layer]:
+    """The action box: high - relu(high - low - relu(x - low)) is the clipping, layer by layer monotone."""
+    low, high = torch.tensor(network.low), torch.tensor(network.high)
+    eye = torch.eye(len(network.low))
+    if network.how == "tanh":
+        return [Activation("tanh"), Dense(torch.diag((high - low) / 2), (high + low) / 2)]
+    relu = Activation("relu")
+    return [Dense(eye, -low), relu, Dense(-eye, high - low), relu, Dense(-eye, high)]
 
 
 def _dense(module: nn.Module) -> Dense:

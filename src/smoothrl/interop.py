@@ -10,7 +10,7 @@ import torch
 
 from smoothrl.agents import Agent
 from smoothrl.errors import UserError
-from smoothrl.networks import Bounded, GaussianPolicy
+from smoothrl.networks import Bounded, GaussianPolicy, unclipped
 from smoothrl.noise import GeneratorNoise
 
 
@@ -55,7 +55,7 @@ class SmoothedPolicy:
 
     def _drawn(self, actions: torch.Tensor) -> torch.Tensor:
         network = self.agent.network
-        policy = network.body if isinstance(network, Bounded) and network.how == "clip" else network
+        policy = unclipped(network)
         if not isinstance(policy, GaussianPolicy):
             return actions
         noise = torch.randn(actions.shape, generator=self._generator).to(actions)

@@ -389,6 +389,11 @@ class Bounded(nn.Module):
         }
 
 
+def unclipped(network: nn.Module) -> nn.Module:
+    """The network before its actions are cut off at the box; networks without a box as they are."""
+    return network.body if isinstance(network, Bounded) and network.how == "clip" else network
+
+
 class Chain(nn.Module):
     """Plain layers one after another, from a list of names and sizes: what a foreign module is brought as."""
 

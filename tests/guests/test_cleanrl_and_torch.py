@@ -16,7 +16,7 @@ from smoothrl.agents.importers.estimate import with_estimated_normaliser
 from smoothrl.agents.normaliser import Normaliser
 from smoothrl.cli.main import main
 from smoothrl.errors import UserError
-from smoothrl.networks import MLP, Chain, build, describe
+from smoothrl.networks import MLP, Bounded, Chain, build, describe
 
 
 class PPOAgent(nn.Module):
@@ -212,12 +212,17 @@ def test_bounds_hold_for_a_chain() -> None:
         actions=3,
         action_kind="discrete",
     )
-    try:
-        low, high = bounds.ibp(agent.network, -0.1 * torch.ones(1, 5), 0.1 * torch.ones(1, 5))
-    except UserError:
-        pytest.skip("bounds do not know chains yet")
-    outputs = agent.forward(0.1 * (2 * torch.rand(500, 5) - 1))
-    assert bool(((outputs >= low - 1e-6) & (outputs <= high + 1e-6)).all())
+    inside = 0.1 * (2 * torch.rand(500, 5) - 1)
+    box = (-0.1 * torch.ones(1, 5), 0.1 * torch.ones(1, 5))
+    for how in (None, "clip", "tanh"):
+        body = agent.network
+        network = body if how is None else Bounded(body, how, [-0.05, -2.0, 0.1], [0.05, 2.0, 0.3])  # type: ignore[arg-type]
+        outputs = network(inside)
+        for method in ("ibp", "crown"):
+            low, high = bounds.bounds(network, *box, method)  # type: ignore[arg-type]
+            assert bool(((outputs >= low - 1e-6) & (outputs <= high + 1e-6)).all()), (how, method)
+            if how is not None and method == "ibp":
+                assert bool((low >= torch.tensor([-0.05, -2.0, 0.1]) - 1e-6).all())
 
 
 def test_npz_statistics(tmp_path: Path) -> None:

@@ -302,9 +302,10 @@ def _critic(model: _Model, kind: Algorithm, agent: Agent) -> dict[str, Part]:
 
 
 def looks_normalised(path: str | Path) -> bool:
-    """Whether the zip says that its agent saw observations normalised by VecNormalize."""
+    """Whether the zip of a PPO or A2C agent says that it saw observations normalised by VecNormalize."""
     try:
         data = json.loads(Archive(path, str(path)).read("data", MAX_STREAM))
     except (Refusal, ValueError, RecursionError):
         return False
-    return isinstance(data, dict) and data.get("_last_original_obs") is not None
+    on_policy = isinstance(data, dict) and "gae_lambda" in data
+    return on_policy and data.get("_last_original_obs") is not None
