@@ -25,6 +25,11 @@ def entropy(log_std: Tensor) -> Tensor:
     return (log_std + 0.5 * (1.0 + _LOG_2PI)).sum((-1, -2))
 
 
+def scaled_distance(a: Tensor, b: Tensor, log_std: Tensor) -> Tensor:
+    """sum_j ((a - b)_j / std_j)^2, (P, B): twice the KL of Gaussians with these means and one covariance."""
+    return ((a - b) * torch.exp(-log_std)).square().sum(-1)
+
+
 def normalise(advantages: Tensor) -> Tensor:
     """Each member's minibatch to mean 0, standard deviation 1."""
     std, mean = torch.std_mean(advantages, dim=1, keepdim=True)

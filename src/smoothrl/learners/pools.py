@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from smoothrl.bounds import Activation, Dense, Layer
 from smoothrl.networks import MLP, GaussianPolicy, orthogonal
 from smoothrl.smoothing import median_rank
 
@@ -143,9 +144,11 @@ class _SmoothedPass(torch.autograd.Function):
             np.eye(actions, dtype=np.float32) if isinstance(grad, np.ndarray) else torch.eye(actions).to(grad)
         )
         rows = (grad[..., None] * eye).reshape(pool, batch * actions, actions)
-        out = _empty_like(ctx.theta)
-        _backward(ctx.theta, ctx.sizes, ctx.saved, rows, False, out)
-        return _tensor(out), None, None, None
+        want_theta, want_x = ctx.needs_input_grad[:2]
+        out = _empty_like(ctx.theta) if want_theta else None
+        back = _backward(ctx.theta, ctx.sizes, ctx.saved, rows, want_x, out)
+        to_x = None if back is None else _tensor(back.reshape(pool, batch, actions, -1).sum(axis=2))
+        return (None if out is None else _tensor(out), to_x, None, None)
 
 
 def _rows(values: Numbers, chosen: Numbers, samples: int) -> Numbers:
@@ -192,6 +195,19 @@ class PoolNet:
     def detached(self) -> PoolNet:
         """Differentiable in the input only."""
         return PoolNet(self.theta.detach(), self.sizes)
+
+    def input_gradient(self, x: Tensor, cotangent: Callable[[Tensor], Tensor]) -> Tensor:
+        """Gradient in x of a function of the output; its gradient in the output is `cotangent(output)`."""
+        theta = _plain(self.theta)
+        saved = activations(theta, self.sizes, _plain(x))
+        return _tensor(_backward(theta, self.sizes, saved, _plain(cotangent(_tensor(saved[-1]))), True, None))
+
+    def chain(self) -> list[Layer]:
+        """The layers as `smoothrl.bounds` reads them, differentiable in theta."""
+        found: list[Layer] = []
+        for weight, bias in split_layers(self.theta, self.sizes):
+            found += [Dense(weight, bias), Activation("tanh")]
+        return found[:-1]
 
     def member(self, i: int) -> MLP:
         inputs, *hidden, outputs = self.sizes

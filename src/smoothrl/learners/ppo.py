@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +13,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from smoothrl.agents import Agent, AgentInfo, Normaliser, Smoothing
+from smoothrl.agents import Agent, AgentInfo, Smoothing
 from smoothrl.agents.file import versions
 from smoothrl.envs import EnvSpec
 from smoothrl.envs.registry import Request, resolve
 from smoothrl.errors import UserError
 from smoothrl.learners import methods
-from smoothrl.learners.actor_critic import ActorCritic, Batch, Rates, draw, generators
-from smoothrl.learners.collect import Arena, Decision, Float, PoolMoments, Scaler, collect
+from smoothrl.learners.actor_critic import ActorCritic, Batch, Rates, draw, generators, member_first
+from smoothrl.learners.collect import Arena, Decision, Float, PoolMoments, Rollout, Scaler, collect
 from smoothrl.learners.pools import PoolPolicy, select_median
 from smoothrl.learners.presets import PPOConfig
-from smoothrl.learners.regularisers import policy_loss
+from smoothrl.learners.regularisers import WorstCase, policy_loss
 from smoothrl.learners.run_directory import RunDirectory
+from smoothrl.learners.worst_case import WorstCaseLearner
 from smoothrl.protocols import Protocol, protocol
 
 NOISE_BLOCK = 1 << 20
@@ -113,6 +114,8 @@ class Learner:
             config.reward_clip,
         )
         self.rates = agent_rates(config)
+        wocar = self.method.regulariser == "wocar"
+        self.worst = WorstCaseLearner(config, self.state_size, self.action_size) if wocar else None
         self.iteration = 0
         self.recent: list[list[float]] = [[] for _ in config.seeds]
         self.times = {"stepping": 0.0, "total": 0.0}
@@ -129,13 +132,14 @@ class Learner:
         batch = self.agents.prepare(rollout, self.rates, self.protocol)
         batch.noise = player.noise()
         value_loss = self.agents.update_value(batch, self.rates, k, total)
+        worst = self._worst_case(rollout, batch)
         means = Means(
             generators(self.config.seeds, k, "update"),
             self.config.sigma,
             self.config.train_samples,
             self.method.smoothed,
         )
-        loss = policy_loss(self.method, self.config, self.protocol, self.rates, k)
+        loss = policy_loss(self.method, self.config, self.protocol, self.rates, k, worst)
         summary = self.agents.update_policy(batch, self.rates, means, loss, k, total)
         self.iteration += 1
         self.times["total"] += time.perf_counter() - started
@@ -144,6 +148,20 @@ class Learner:
             kept.extend(fresh)
             del kept[:-20]
         return self._row(summary | {"value_loss": value_loss}, loss.epsilon)
+
+    def _worst_case(self, rollout: Rollout, batch: Batch) -> WorstCase | None:
+        """WocaR: improve the worst-case Q on this iteration's transitions."""
+        if self.worst is None:
+            return None
+        following = np.concatenate([rollout.states[1:], rollout.tail[None]])
+        transitions = replace(
+            batch,
+            rewards=member_first(rollout.rewards.astype(np.float32)),
+            next_states=member_first(following),
+            goes_on=member_first((~rollout.ends).astype(np.float32)),
+        )
+        self.worst.update(transitions, self.agents.policy, self.protocol, self.iteration)
+        return self.worst.at(self.iteration)
 
     def _row(self, summary: dict[str, Tensor], epsilon: float) -> dict[str, float]:
         """Pooled means, then each seed's return."""
@@ -170,10 +188,13 @@ class Learner:
         tensors: dict[str, Any] = dict(self.agents.state())
         for name, moments in (("observations", self.scaler.observations), ("rewards", self.scaler.rewards)):
             tensors |= {f"{name}/{k}": v for k, v in moments.state().items()}
+        if self.worst is not None:
+            tensors |= self.worst.state()
         meta = {
             "step": self.iteration * self.config.horizon,
             "iteration": self.iteration,
-            "adam": self.agents.step_counts(),
+            "adam": self.agents.step_counts()
+            | ({} if self.worst is None else {"worst": self.worst.adam.steps}),
             "recent": self.recent,
         }
         return tensors, meta
@@ -182,6 +203,8 @@ class Learner:
         self.agents.load(tensors, meta["adam"])
         for name, moments in (("observations", self.scaler.observations), ("rewards", self.scaler.rewards)):
             moments.load({k: tensors[f"{name}/{k}"].numpy() for k in ("count", "mean", "m2")})
+        if self.worst is not None:
+            self.worst.load(tensors, meta["adam"]["worst"])
         self.iteration = int(meta["iteration"])
         self.recent = [list(map(float, r)) for r in meta["recent"]]
 
@@ -220,16 +243,17 @@ class Learner:
         from smoothrl.networks import GaussianPolicy, unclipped
 
         network = unclipped(agent.network)
-        wanted = self.agents.policy.mean.sizes
+        own = self.agents.policy.member(0).mean
+        wanted = own.sizes
         fits = (
             isinstance(network, GaussianPolicy)
             and list(network.mean.sizes) == list(wanted)
-            and network.mean.activation == self.agents.policy.mean.activation
+            and network.mean.activation == own.activation
         )
         if not fits or agent.normaliser.kind == "scale":
             raise UserError(
                 f"--init: {agent.info.method} on {agent.info.env_id} is no Gaussian policy of sizes {wanted} "
-                f"with {self.agents.policy.mean.activation} on vector observations; choose another agent"
+                f"with {own.activation} on vector observations; choose another agent"
             )
         assert isinstance(network, GaussianPolicy)
         for i in range(self.config.pool):
