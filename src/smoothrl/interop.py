@@ -1,17 +1,20 @@
-"""Meeting other libraries halfway: agents that answer like a Stable-Baselines3 model."""
+"""Meeting other libraries halfway: agents like a Stable-Baselines3 model, attacks as Gymnasium wrappers."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import gymnasium
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from smoothrl.agents import Agent
+from smoothrl.attacks import Adversary, Attack, make_attack
 from smoothrl.errors import UserError
 from smoothrl.networks import Bounded, GaussianPolicy, unclipped
 from smoothrl.noise import GeneratorNoise
+from smoothrl.protocols import SOUND, Protocol
 
 
 class SmoothedPolicy:
@@ -65,3 +68,71 @@ class SmoothedPolicy:
                 torch.maximum(drawn, drawn.new_tensor(network.low)), drawn.new_tensor(network.high)
             )
         return drawn
+
+
+class AttackedObservation(gymnasium.ObservationWrapper[Any, Any, Any]):
+    """A Gymnasium environment whose observations an attack has tampered with; see `wrap_attack`."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], agent: Agent, attack: Attack, seed: int = 0) -> None:
+        super().__init__(env)
+        self.agent, self.attack = agent, attack
+        self._noise = GeneratorNoise(torch.Generator().manual_seed(seed))
+        self._step = 0
+        space = env.observation_space
+        assert isinstance(space, gymnasium.spaces.Box)
+        low, high = (
+            (-np.inf, np.inf) if agent.normaliser.bounds is None else (space.low.min(), space.high.max())
+        )
+        self.observation_space = gymnasium.spaces.Box(float(low), float(high), space.shape, np.float32)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[npt.NDArray[Any], dict[str, Any]]:
+        """A seed here makes the attack's own draws repeat as well."""
+        if seed is not None:
+            self._noise = GeneratorNoise(torch.Generator().manual_seed(seed))
+        self.attack.reset(1)
+        self._step = 0
+        observation, info = self.env.reset(seed=seed, options=options)
+        return self.observation(observation), info
+
+    def observation(self, observation: Any) -> npt.NDArray[Any]:
+        """The raw observation that the agent normalises to the perturbed one."""
+        clean = self.agent.observe(np.asarray(observation)[None])
+        perturbed = self.attack.perturb(clean, [0], self._noise, self._step)
+        self._step += 1
+        if perturbed is clean:
+            return np.asarray(observation, np.float32)
+        moved = self.agent.normaliser.raw(perturbed - clean) - self.agent.normaliser.raw(clean - clean)
+        return np.asarray(np.asarray(observation, np.float64) + moved[0], np.float32)
+
+
+def wrap_attack(
+    env: gymnasium.Env[Any, Any],
+    agent: Agent,
+    attack: Attack | str,
+    epsilon: float | None = None,
+    norm: str = "linf",
+    *,
+    protocol: Protocol = SOUND,
+    adversary: Adversary | None = None,
+    seed: int = 0,
+) -> AttackedObservation:
+    """The environment as the agent sees it under attack: an ordinary Gymnasium wrapper.
+
+    `attack` is a name (then `epsilon` is its budget) or a finished attack on this agent. Observations keep
+    their raw units; they become float32, since a perturbation is smaller than a grey level.
+    """
+    if isinstance(attack, str):
+        if epsilon is None:
+            raise UserError("wrap_attack needs epsilon, the budget, beside the attack's name")
+        attack = make_attack(attack, agent, epsilon, norm, protocol=protocol, adversary=adversary)
+    elif attack.agent.digest != agent.digest:
+        raise UserError("this attack holds another agent; make it with the agent that acts")
+    shape = getattr(env.observation_space, "shape", None)
+    if shape != tuple(agent.info.observation_shape):
+        raise UserError(
+            f"the environment shows observations of shape {shape}, the agent takes "
+            f"{tuple(agent.info.observation_shape)}"
+        )
+    return AttackedObservation(env, agent, attack, seed)

@@ -27,8 +27,8 @@ def critic_of(network: nn.Module) -> Critic:
     frozen = networks.frozen(network)
 
     def critic(observations: Tensor, actions: Tensor) -> Tensor:
-        values: Tensor = frozen(torch.cat([observations, actions], dim=-1))
-        return values.squeeze(-1)
+        values: Tensor = frozen(torch.cat([observations, actions], dim=-1))[..., 0]
+        return values
 
     return critic
 
