@@ -289,6 +289,7 @@ def decide_radius(
 ) -> Certified:
     """Is the radius at least `target`? The anytime test at every visited state stops as soon as it knows."""
     check_certifiable(agent, ("vote",))
+    samplers.refuse_target(target, agent.smoothing.sigma, alpha, cap)
     seen = _Recorder(lambda step: step.observations.cpu().numpy())
     played = rollout.evaluate(
         agent,

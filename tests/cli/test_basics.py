@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -20,14 +24,11 @@ def test_help_answers_at_once_and_names_every_command(smoothrl: Run) -> None:
         assert f"  {command}" in done.stdout
 
 
-def test_version(smoothrl: Run) -> None:
-    assert smoothrl("--version").stdout.startswith("smoothrl 0.")
+def test_version(command: Run) -> None:
+    assert command("--version").stdout.startswith("smoothrl 0.")
 
 
-def test_importing_the_package_does_not_import_torch(smoothrl: Run) -> None:
-    import subprocess
-    import sys
-
+def test_importing_the_package_does_not_import_torch() -> None:
     code = "import smoothrl, smoothrl.cli.main, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
@@ -56,9 +57,9 @@ def test_evaluate_prints_and_writes_rows(smoothrl: Run, policy_file: Path, tmp_p
     ],
 )
 def test_evaluate_smoothing_options(
-    smoothrl: Run, policy_file: Path, options: tuple[object, ...], smoothing: str, samples: int | None
+    command: Run, policy_file: Path, options: tuple[object, ...], smoothing: str, samples: int | None
 ) -> None:
-    done = smoothrl("evaluate", policy_file, "--episodes", 1, *options, "--json", "-")
+    done = command("evaluate", policy_file, "--episodes", 1, *options, "--json", "-")
     (row,) = json.loads(done.stdout)
     assert row["smoothing"] == smoothing
     assert row.get("samples") == samples
@@ -82,39 +83,42 @@ def test_evaluate_smoothing_options(
     ],
 )
 def test_errors_are_one_sentence(
-    smoothrl: Run, policy_file: Path, arguments: tuple[str, ...], message: str
+    command: Run, policy_file: Path, arguments: tuple[str, ...], message: str
 ) -> None:
-    done = smoothrl(*(policy_file if a == "AGENT" else a for a in arguments))
+    done = command(*(policy_file if a == "AGENT" else a for a in arguments))
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_a_foreign_file_is_named_for_what_it_is(smoothrl: Run, tmp_path: Path) -> None:
+def test_a_foreign_file_is_named_for_what_it_is(command: Run, tmp_path: Path) -> None:
     path = tmp_path / "model.pth"
     path.write_bytes(b"PK\x03\x04" + bytes(100))
-    done = smoothrl("evaluate", path)
+    done = command("evaluate", path)
     assert done.returncode == 2
     assert "smoothrl import" in done.stderr
 
 
 @pytest.mark.parametrize("what", ["methods", "attacks", "environments", "studies"])
-def test_lists(smoothrl: Run, what: str) -> None:
-    done = smoothrl("list", what, "--json", "-")
+def test_lists(command: Run, what: str) -> None:
+    done = command("list", what, "--json", "-")
     assert done.returncode == 0, done.stderr
     entries = json.loads(done.stdout)
     assert len(entries) >= 5
     assert all(entry["name"] and entry["summary"] for entry in entries)
-    assert entries[0]["name"] in smoothrl("list", what).stdout
+    assert entries[0]["name"] in command("list", what).stdout
+
+
+@pytest.mark.parametrize("arguments", [("evalute",), ("evaluate", "nothing.safetensors")])
+def test_errors_of_the_real_command(smoothrl: Run, arguments: tuple[str, ...]) -> None:
+    done = smoothrl(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert len(done.stderr.strip().splitlines()) == 1
 
 
 def test_ctrl_c_keeps_finished_episodes(policy_file: Path, tmp_path: Path) -> None:
-    import os
-    import signal
-    import subprocess
-    import sys
-
     out = tmp_path / "rows.json"
     command = [sys.executable, "-m", "smoothrl", "evaluate", str(policy_file), "--episodes", "100000"]
     process = subprocess.Popen(
@@ -124,7 +128,7 @@ def test_ctrl_c_keeps_finished_episodes(policy_file: Path, tmp_path: Path) -> No
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
-    time.sleep(8)
+    time.sleep(6)
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 130, stderr

@@ -203,7 +203,7 @@ def decide_radius(
     ||Delta||_2 < radius, at whatever time sampling stopped (Ville). Giving up needs no level: it claims
     nothing. It happens when the predicted chance of success by `cap` falls below `futility`.
     """
-    sizes = _refuse_target(target, sigma, alpha, cap)
+    sizes = refuse_target(target, sigma, alpha, cap)
     votes = sample_counts(sample, states, pilot, actions, generator, max_batch=max_batch)
     action = votes.argmax(axis=1)
     total = len(states)
@@ -241,7 +241,7 @@ def decide_radius(
     )
 
 
-def _refuse_target(target: float, sigma: float, alpha: float, cap: int) -> tuple[int, ...]:
+def refuse_target(target: float, sigma: float, alpha: float, cap: int) -> tuple[int, ...]:
     check_sigma(sigma), check_alpha(alpha)
     if not (math.isfinite(target) and target > 0.0):
         raise UserError(f"target radius {target}: it must be a positive number.")
