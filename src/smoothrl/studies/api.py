@@ -118,3 +118,12 @@ def study_status(folder: str | Path) -> tuple[Study, Outlook, bool]:
     """The study in a folder, how far it is, and whether a run is at work."""
     study, _, store, _ = open_study(folder)
     return study, look(plan(restricted(study, asked_for(store))), store), store.locked()
+
+
+def study_failures(folder: str | Path) -> dict[str, str]:
+    """Label -> why, for the jobs of the study that failed."""
+    _, graph, store, _ = open_study(folder)
+    found = {
+        job.label or key: store.failure(key) for key, job in graph.jobs.items() if not store.is_done(key)
+    }
+    return {label: why for label, why in found.items() if why is not None}

@@ -1,10 +1,23 @@
-"""The kinds of jobs."""
+"""The kinds of jobs: each calls the same library functions as the command of that name."""
 
 from __future__ import annotations
 
-from smoothrl.results import ResultRow
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from smoothrl.errors import UserError
+from smoothrl.results import ResultRow, row_from
 from smoothrl.studies.plan import JobSpec
+from smoothrl.studies.selection import RULE, median_agent
+from smoothrl.studies.store import write_json
 from smoothrl.studies.work import Context, JobFunction
+
+if TYPE_CHECKING:
+    from smoothrl.agents import Agent
 
 
 def nothing(job: JobSpec, context: Context) -> list[ResultRow]:
@@ -12,4 +25,352 @@ def nothing(job: JobSpec, context: Context) -> list[ResultRow]:
     return []
 
 
-JOBS: dict[str, JobFunction] = {"nothing": nothing}
+# ------------------------------------------------------------------------------------------- agents
+
+
+def train(job: JobSpec, context: Context) -> list[ResultRow]:
+    """Train the pool, or take it over from a finished run; killed, it resumes its run folder."""
+    import torch
+
+    torch.set_num_threads(context.settings.threads)
+    dqn = job.params["method"].removeprefix("s-").startswith("dqn")
+    found = _train_dqn(job, context) if dqn else _train_ppo(job, context)
+    context.artefacts["agents"] = {
+        str(seed): str(path.relative_to(context.folder)) for seed, path in found.items()
+    }
+    return []
+
+
+def _train_ppo(job: JobSpec, context: Context) -> dict[int, Path]:
+    from smoothrl.learners import ppo, presets
+    from smoothrl.learners.methods import parse
+
+    given = {k: job.params[k] for k in ("steps", "sigma", "protocol") if job.params[k] is not None}
+    seeds = tuple(job.params["seeds"])
+    config = presets.configure(
+        parse(job.params["method"]), job.params["environment"], seeds, {**given, **job.params["options"]}
+    )
+    adopted = adopt(json.loads(json.dumps(asdict(config) | {"init": None})), context)
+    if adopted is not None:
+        files = [
+            adopted / (f"agent-{s}.safetensors" if len(seeds) > 1 else "agent.safetensors") for s in seeds
+        ]
+        return _copied(files, seeds, context)
+    whole = config.iterations * config.horizon
+
+    def on_iteration(step: int, row: dict[str, float]) -> None:
+        context.tick(step, whole, f"return {row['return']:,.0f}")
+
+    paths = ppo.train(
+        config,
+        context.folder / "run",
+        resume=True,
+        on_iteration=on_iteration,
+        threads=context.settings.threads,
+    )
+    return dict(zip(seeds, paths, strict=True))
+
+
+def _train_dqn(job: JobSpec, context: Context) -> dict[int, Path]:
+    from smoothrl.learners import q_methods
+    from smoothrl.learners.methods import parse
+    from smoothrl.learners.q_loop import config_json
+
+    p, options = job.params, dict(job.params["options"])
+    named = {name: options.pop(name, None) for name in ("preset", "adversarial", "denoiser")}
+    method = parse("s-dqn" if p["method"].startswith("s-") else p["method"])
+    if not method.smoothed:
+        named["adversarial"] = named["denoiser"] = None
+    bases = _members(context, "base") if "base" in job.needs else {}
+    found: dict[int, Path] = {}
+    for number, seed in enumerate(p["seeds"]):
+        given = {k: p[k] for k in ("steps", "sigma", "protocol") if p[k] is not None}
+        changes = {**given, **options, "seed": seed}
+        prepared = q_methods.configure(method, p["environment"], changes, base=bases.get(seed), **named)
+        adopted = adopt(json.loads(json.dumps(config_json(prepared.config), default=str)), context)
+        if adopted is not None:
+            found |= _copied([adopted / "agent.safetensors"], (seed,), context)
+            continue
+        whole = prepared.config.steps
+
+        def report(step: int, note: str, number: int = number, whole: int = whole) -> None:
+            context.tick(number * whole + step, whole * len(p["seeds"]), note)
+
+        out = context.folder / "run" / f"seed-{seed}"
+        found[seed] = q_methods.train(prepared, out, resume=out.exists(), report=report)
+    return found
+
+
+_SAME = ("method", "env_id", "env", "seed", "seeds", "sigma", "protocol")
+
+
+def adopt(config: Mapping[str, Any], context: Context) -> Path | None:
+    """A finished run with exactly these settings among the folders the user named."""
+    for folder in context.settings.adopt:
+        for path in sorted({Path(folder) / "config.json", *Path(folder).glob("**/config.json")}):
+            if not path.is_file():
+                continue
+            found = json.loads(path.read_text(encoding="utf-8"))
+            if any(found.get(k) != config.get(k) for k in _SAME if k in config):
+                continue
+            different = [k for k in config if found.get(k) != config[k]]
+            if different:
+                key = different[0]
+                raise UserError(
+                    f"--adopt {path.parent}: trained with other settings than the study asks for "
+                    f"({key}: {found.get(key)!r} there, {config[key]!r} here)"
+                )
+            return path.parent
+    return None
+
+
+def _copied(files: list[Path], seeds: tuple[int, ...], context: Context) -> dict[int, Path]:
+    out = {}
+    for seed, source in zip(seeds, files, strict=True):
+        if not source.is_file():
+            raise UserError(f"--adopt: {source} is missing; has that training finished?")
+        target = context.folder / "run" / f"agent-{seed}.safetensors"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)
+        out[seed] = target
+    context.artefacts.setdefault("adopted", []).extend(str(f) for f in files)
+    return out
+
+
+def import_(job: JobSpec, context: Context) -> list[ResultRow]:
+    """Read an agent trained elsewhere."""
+    from smoothrl.agents import load_agent, save_agent
+    from smoothrl.agents.importers import import_released
+
+    if not context.settings.files:
+        raise UserError("this study measures agents trained elsewhere; name their folder with --files DIR")
+    source = Path(context.settings.files) / job.params["file"]
+    if source.suffix == ".safetensors":
+        agent = load_agent(source)
+    else:
+        imported = import_released(source, env_id=job.params["environment"], method=job.params["method"])
+        agent = imported.agent
+    save_agent(agent, context.folder / "agent.safetensors")
+    context.artefacts["agents"] = {"0": "agent.safetensors"}
+    return []
+
+
+def select(job: JobSpec, context: Context) -> list[ResultRow]:
+    """The agent that stands for its method; its file is copied here."""
+    seeds = job.params["seeds"]
+    scores = {
+        metric: [_score(context.needs_done(f"{metric}:{seed}")) for seed in seeds]
+        for metric in job.params["metrics"]
+    }
+    seed = seeds[median_agent(scores)]
+    source = _members(context, "agents")[seed]
+    shutil.copyfile(source, context.folder / "agent.safetensors")
+    from smoothrl.agents import load_agent
+
+    digest = load_agent(source).digest
+    context.artefacts.update(seed=seed, rule=RULE, scores=scores, digest=digest)
+    return []
+
+
+def _score(done: Mapping[str, Any]) -> float:
+    """The mean return at the largest budget of an evaluation."""
+    rows = [row_from(item) for item in done["rows"]]
+    return max(rows, key=lambda row: row.epsilon or 0.0).mean
+
+
+def _members(context: Context, role: str) -> dict[int, Path]:
+    found = context.needs_done(role)["artefacts"]["agents"]
+    return {int(seed): context.inputs[role] / path for seed, path in found.items()}
+
+
+def acting_agent(job: JobSpec, context: Context) -> Agent:
+    """The agent a measuring job is about, with the smoothing it is measured with."""
+    import torch
+
+    from smoothrl.agents import Smoothing, load_agent
+
+    torch.set_num_threads(context.settings.threads)
+    p = job.params
+    if "agent" in job.needs:
+        path = context.inputs["agent"] / "agent.safetensors"
+    else:
+        path = _members(context, "agents")[p["agent_seed"]]
+    smooth = Smoothing() if p["sigma"] is None else Smoothing(p["smoothing"], p["sigma"], p["samples"] or 1)
+    return load_agent(path, smooth=smooth, device=context.settings.device)
+
+
+# ---------------------------------------------------------------------------------------- measuring
+
+
+def evaluate(job: JobSpec, context: Context) -> list[ResultRow]:
+    """Clean returns, returns under an attack at each budget, or the time of one decision."""
+    metric = job.params["metric"]
+    if metric == "seconds_per_step":
+        return _seconds(job, context)
+    agent = acting_agent(job, context)
+    if metric == "clean":
+        return [_played(job, context, agent, None, 0, 1)]
+    if metric == "suite":
+        return _suite(job, context, agent)
+    budgets = job.params["epsilon"]
+    return [_played(job, context, agent, epsilon, i, len(budgets)) for i, epsilon in enumerate(budgets)]
+
+
+def _played(
+    job: JobSpec, context: Context, agent: Agent, epsilon: float | None, number: int, count: int
+) -> ResultRow:
+    from smoothrl import rollout
+    from smoothrl.attacks import make_attack
+    from smoothrl.protocols import protocol
+
+    p = job.params
+    attack = None
+    if epsilon is not None:
+        attack = make_attack(
+            p["metric"],
+            agent,
+            epsilon,
+            p["norm"],
+            protocol=protocol(p["protocol"]),
+            adversary=_adversary(context, epsilon) if "attack" in job.needs else None,
+        )
+    done_before = number * p["episodes"]
+    result = rollout.evaluate(
+        agent,
+        episodes=p["episodes"],
+        seed=p["seed"],
+        attack=attack,
+        progress=lambda done, step: context.tick(done_before + done, count * p["episodes"], f"step {step:,}"),
+    )
+    if result.interrupted:
+        raise KeyboardInterrupt
+    row = rollout.result_row(
+        agent,
+        result,
+        p["metric"],
+        p["seed"],
+        epsilon=epsilon,
+        norm=p["norm"] if attack is not None else "",
+        protocol=p["protocol"],
+        note=_health(attack),
+        command=context.settings.command,
+    )
+    return replace(row, agent_seed=row.agent_seed if p["agent_seed"] is None else p["agent_seed"])
+
+
+def _health(attack: Any) -> str:
+    """What the attack's own gradients say against trusting its number."""
+    health = getattr(attack, "health", None)
+    if health is None or not health.rows:
+        return ""
+    flags = []
+    if health.zero > 0.05 * health.rows:
+        flags.append(f"flag: {100 * health.zero / health.rows:.0f} % of the gradients are exactly zero")
+    if health.broken:
+        flags.append(f"flag: {health.broken} gradients are not finite")
+    return "; ".join(flags)
+
+
+def _seconds(job: JobSpec, context: Context) -> list[ResultRow]:
+    """Wall time of one decision, one episode at a time, without the environment's own share."""
+    import time
+
+    from smoothrl import envs
+    from smoothrl.noise import StreamNoise
+
+    agent, p = acting_agent(job, context), job.params
+    episodes = envs.make_episodes(agent.info.env_id, [p["seed"]], **agent.info.env_settings)
+    observations = agent.observe(episodes.reset())
+    episodes.close()
+    noise, times = StreamNoise([p["seed"]]), []
+    for number in range(60):
+        started = time.perf_counter()
+        agent.act(observations, noise, [0])
+        times.append(time.perf_counter() - started)
+        context.tick(number + 1, 60)
+    kept = times[10:]
+    mean = sum(kept) / len(kept)
+    spread = (sum((t - mean) ** 2 for t in kept) / (len(kept) - 1)) ** 0.5
+    return [
+        ResultRow(
+            agent.info.env_id,
+            agent.name,
+            "seconds_per_step",
+            mean,
+            sigma=p["sigma"],
+            samples=p["samples"],
+            std=spread,
+            episodes=1,
+            protocol=p["protocol"],
+            smoothing=agent.smoothing.kind,
+            agent_hash=agent.digest,
+            agent_seed=agent.info.seed,
+            wall_time=sum(times),
+            note=f"one decision at a time, {context.settings.threads} thread(s)",
+        )
+    ]
+
+
+def _suite(job: JobSpec, context: Context, agent: Agent) -> list[ResultRow]:
+    raise UserError("the suite is not available in studies yet; name single attacks")
+
+
+def _adversary(context: Context, epsilon: float) -> Any:
+    from smoothrl.attacks import load_adversary
+
+    files = context.needs_done("attack")["artefacts"]["adversaries"]
+    name = files.get(f"{epsilon:g}", files.get("any"))
+    return load_adversary(context.inputs["attack"] / name)
+
+
+def fit(job: JobSpec, context: Context) -> list[ResultRow]:
+    """Fit a learned attack against the agent, for each budget."""
+    raise UserError("learned attacks cannot be fitted yet")
+
+
+def certify(job: JobSpec, context: Context) -> list[ResultRow]:
+    """A certificate of the agent; its file is kept in the job's folder."""
+    from smoothrl import certification
+    from smoothrl.certificates import files
+    from smoothrl.protocols import protocol
+
+    agent, p = acting_agent(job, context), job.params
+    shared: dict[str, Any] = {
+        "alpha": p["alpha"],
+        "protocol": protocol(p["protocol"]),
+        "progress": lambda done, step: context.tick(done, p["episodes"], f"step {step:,}"),
+        **p["options"],
+    }
+    if p["metric"] == "certified_radius":
+        done = certification.certify_radius(agent, p["episodes"], p["seed"], **shared)
+    elif p["metric"] == "adiv":
+        budgets = {"epsilons": p["epsilon"]} if p["epsilon"] else {}
+        done = certification.certify_actions(agent, p["episodes"], p["seed"], **budgets, **shared)
+    else:
+        done = certification.certify_return(
+            agent, p["episodes"], p["seed"], epsilons=p["epsilon"] or None, **shared
+        )
+    files.write(context.folder / "certificate.json", done.record)
+    if "curve" in done.extras:
+        write_json(context.folder / "curve.json", done.extras["curve"])
+        context.artefacts["curve"] = "curve.json"
+    context.artefacts["summary"] = list(done.summary)
+    return [
+        replace(
+            row,
+            agent_seed=row.agent_seed if p["agent_seed"] is None else p["agent_seed"],
+            command=context.settings.command,
+        )
+        for row in done.rows
+    ]
+
+
+JOBS: dict[str, JobFunction] = {
+    "nothing": nothing,
+    "train": train,
+    "import": import_,
+    "select": select,
+    "fit": fit,
+    "evaluate": evaluate,
+    "certify": certify,
+}
