@@ -7,6 +7,7 @@ Learners train pools (several seeds at once): `PoolMLP` and `PoolGaussianPolicy`
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -446,6 +447,57 @@ def _layer(spec: Mapping[str, Any]) -> nn.Module:
     return kind(**rest)
 
 
+def folded(layers: nn.Sequential) -> nn.Sequential:
+    """The same function without its frozen normalisations: each is folded into the convolution before it."""
+    merged: list[nn.Module] = []
+    for layer in layers:
+        if not isinstance(layer, Norm2d):
+            merged.append(layer)
+            continue
+        if layer.statistics != "frozen" or not isinstance(merged[-1], nn.Conv2d):
+            raise UserError(
+                "only normalisations with frozen statistics that follow a convolution can be folded"
+            )
+        conv = merged[-1]
+        scale = layer.weight / torch.sqrt(layer.running_var + layer.eps)
+        twin = copy.deepcopy(conv)
+        twin.bias = nn.Parameter(torch.zeros_like(layer.bias), requires_grad=False)
+        offset = layer.bias - layer.running_mean * scale
+        with torch.no_grad():
+            twin.weight.copy_(conv.weight * scale[:, None, None, None])
+            twin.bias.copy_(offset if conv.bias is None else conv.bias * scale + offset)
+        merged[-1] = twin
+    return nn.Sequential(*merged)
+
+
+class FastVotes(nn.Module):
+    """A DenoisedQ for voting on a CPU: the denoiser's layers in bfloat16, channels-last and folded.
+
+    The residual x - net(x) and the Q-network stay in float32. It is a fixed function of one image like the
+    network it wraps, close to it but not it: an agent made of it has a digest and certificates of its own.
+    """
+
+    def __init__(self, network: DenoisedQ) -> None:
+        super().__init__()
+        if not isinstance(network.denoiser, DnCNN | FastDenoiser):
+            raise UserError(f"there are no fast votes for a {type(network.denoiser).__name__}")
+        self.network = network
+        self.quick: list[nn.Sequential] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.quick:
+            net = copy.deepcopy(self.network.denoiser.net)
+            assert isinstance(net, nn.Sequential)
+            cast = folded(net).to(torch.bfloat16).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            self.quick.append(cast)
+        inputs = x.to(torch.bfloat16).contiguous(memory_format=torch.channels_last)
+        return self.network.q(x - self.quick[0](inputs).float())  # type: ignore[no-any-return]
+
+    @property
+    def description(self) -> Description:
+        return {"kind": "fast-votes", "network": describe(self.network)}
+
+
 # ------------------------------------------------------------------------------------------- pools
 
 
@@ -561,6 +613,13 @@ def _bounded(body: Mapping[str, Any], **rest: Any) -> Bounded:
     return Bounded(build(body), **rest)
 
 
+def _fast_votes(network: Mapping[str, Any]) -> FastVotes:
+    inner = build(network)
+    if not isinstance(inner, DenoisedQ):
+        raise UserError("fast votes wrap a denoised Q-network")
+    return FastVotes(inner)
+
+
 KINDS: dict[str, Callable[..., nn.Module]] = {
     "mlp": MLP,
     "gaussian-policy": GaussianPolicy,
@@ -571,6 +630,7 @@ KINDS: dict[str, Callable[..., nn.Module]] = {
     "fast-denoiser": FastDenoiser,
     "mlp-denoiser": MLPDenoiser,
     "denoised-q": _denoised,
+    "fast-votes": _fast_votes,
     "identity": nn.Identity,
     "chain": Chain,
     "bounded": _bounded,

@@ -157,7 +157,7 @@ def test_frames_of_a_checkpoint_survive_until_the_next(tmp_path: Path) -> None:
     before = replay.sample(64, 0.4, np.random.default_rng(1))
     while not replay.checkpoint_due:
         play()
-    replay.frames.flush()
+    replay._file.flush()
     resumed = Replay(config, tmp_path / "frames")
     resumed.load(state)
     after = resumed.sample(64, 0.4, np.random.default_rng(1))

@@ -126,7 +126,8 @@ class Replay:
         frame = (c.shape[0] // c.stack, *c.shape[1:]) if c.stack > 1 else c.shape
         shape = (c.lanes, self.ring, *frame)
         self.path = path
-        self.frames: Array = self._frames(shape)
+        self._file: Array = self._frames(shape)
+        self.frames: Array = self._file.view(np.ndarray)
         table = (self.rows, c.lanes)
         self.action = np.zeros(table, np.int16)
         self.reward = np.zeros(table, np.float32)
@@ -291,8 +292,8 @@ class Replay:
 
     def state(self) -> dict[str, Array]:
         """All but the frames, which are flushed to their file. Call it at checkpoints only."""
-        if isinstance(self.frames, np.memmap):
-            self.frames.flush()
+        if isinstance(self._file, np.memmap):
+            self._file.flush()
         self.saved = self.written.copy()
         return {
             "action": self.action,
