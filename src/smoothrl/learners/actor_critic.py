@@ -21,6 +21,9 @@ from smoothrl.learners.collect import Rollout
 from smoothrl.learners.pools import PoolAdam, PoolNet, PoolPolicy, Sizes
 from smoothrl.protocols import Protocol
 
+EXPLODED = 20.0
+"""An agent whose ratios differ from 1 by more than exp of this on average is beyond repair."""
+
 
 def generators(seeds: Sequence[int], iteration: int, purpose: str) -> list[torch.Generator]:
     """A fresh generator a member: what is drawn depends on seed, iteration and purpose alone."""
@@ -195,6 +198,7 @@ class ActorCritic:
             self._check(self.policy.mean.theta, f"policy (epoch {epoch + 1})", iteration)
         assert first is not None
         found = torch.stack(last[-rates.minibatches :]).mean(0)
+        self._check_ratio(found[2], iteration)
         names = ("kl", "clip_fraction", "ratio_spread", "policy_loss")
         summary = {name: found[i] for i, name in enumerate(names)}
         return summary | {"noise_ratio_spread": first[2], "noise_clip_fraction": first[1]}
@@ -206,6 +210,15 @@ class ActorCritic:
             raise UserError(
                 f"{self.purpose}: the {what} of seed {seed} became NaN or infinite in iteration "
                 f"{iteration + 1}; lower its learning rate or epsilon (the last good state was kept)"
+            )
+
+    def _check_ratio(self, spread: Tensor, iteration: int) -> None:
+        if self.purpose == "agent" and not bool((spread < EXPLODED).all()):
+            worst = int(spread.nan_to_num(float("inf")).argmax())
+            raise UserError(
+                f"agent: the ratios of seed {self.seeds[worst]} exploded in iteration {iteration + 1} "
+                f"(mean |log ratio| {float(spread[worst]):.3g}); lower the policy's learning rate "
+                "(the last good state was kept)"
             )
 
     def state(self) -> dict[str, Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,80 +19,17 @@ from smoothrl.envs import EnvSpec
 from smoothrl.envs.registry import Request, resolve
 from smoothrl.errors import UserError
 from smoothrl.learners import methods
-from smoothrl.learners.actor_critic import ActorCritic, Batch, Rates, draw, generators, member_first
-from smoothrl.learners.collect import Arena, Decision, Float, PoolMoments, Rollout, Scaler, collect
-from smoothrl.learners.pools import PoolPolicy, select_median
+from smoothrl.learners.actor_critic import ActorCritic, Batch, Rates, generators, member_first
+from smoothrl.learners.adversaries import TrainingAdversary
+from smoothrl.learners.collect import Arena, Player, PoolMoments, Rollout, Scaler, collect
+from smoothrl.learners.players import Means, PolicyPlayer, Smooth
 from smoothrl.learners.presets import PPOConfig
 from smoothrl.learners.regularisers import WorstCase, policy_loss
 from smoothrl.learners.run_directory import RunDirectory
 from smoothrl.learners.worst_case import WorstCaseLearner
 from smoothrl.protocols import Protocol, protocol
 
-NOISE_BLOCK = 1 << 20
-"""Collection noise is drawn for as many steps at a time as fit into this many numbers."""
 OnIteration = Callable[[int, dict[str, float]], None]
-
-
-class AgentPlayer:
-    """The agent acts on what it observes, its mean smoothed where sigma is above 0."""
-
-    def __init__(self, policy: PoolPolicy, config: PPOConfig, smoothed: bool, iteration: int) -> None:
-        self.policy, self.smoothed = policy, smoothed
-        self.sigma, self.samples = config.sigma, config.train_samples
-        self.steps, self.lanes = config.horizon // config.lanes, config.lanes
-        self._noise_source = generators(config.seeds, iteration, "smoothing")
-        self._std = torch.exp(policy.log_std).detach().numpy()
-        sources = generators(config.seeds, iteration, "action")
-        shape = (self.steps, config.lanes, policy.mean.sizes[-1])
-        self._wobble = draw(sources, *shape).numpy()
-        self._block: Any = None
-        self.kept: list[Any] | None = [] if config.common_noise and smoothed else None
-
-    def perceive(self, observation: Float) -> Float:
-        return observation
-
-    def act(self, observation: Float, step: int) -> Decision:
-        mean = self.smoothed_mean(observation, step) if self.smoothed else self.policy.mean.quick(observation)
-        action = mean + self._std * self._wobble[:, step]
-        return Decision(observation, mean, action, action)
-
-    def smoothed_mean(self, states: Float, step: int) -> Float:
-        """Median of the means at `samples` noisy copies of each state."""
-        pool, lanes, size = states.shape
-        rows = max(1, NOISE_BLOCK // (pool * lanes * self.samples * size))
-        if step % rows == 0:
-            count = min(rows, self.steps - step)
-            self._block = draw(self._noise_source, count, lanes, self.samples, size).mul_(self.sigma).numpy()
-            if self.kept is not None:
-                self.kept.append(self._block)
-        noisy = states[:, :, None] + self._block[:, step % rows]
-        means = self.policy.mean.quick(noisy.reshape(pool, lanes * self.samples, size))
-        return select_median(means.reshape(pool, lanes, self.samples, -1))[0]  # type: ignore[no-any-return]
-
-    def noise(self) -> Tensor | None:
-        """The noise of the whole iteration (P, T * L, m, n), where it was kept."""
-        if self.kept is None:
-            return None
-        return torch.from_numpy(np.concatenate(self.kept, axis=1)).flatten(1, 2)
-
-
-@dataclass
-class Means:
-    """The means inside the ratio: smoothed with fresh noise (or the collection's), or plain."""
-
-    sources: list[torch.Generator]
-    sigma: float
-    samples: int
-    smoothed: bool
-
-    def __call__(self, policy: PoolPolicy, batch: Batch) -> Tensor:
-        if not self.smoothed:
-            return policy.mean(batch.states)
-        noise = batch.noise
-        if noise is None:
-            rows, size = batch.states.shape[1:]
-            noise = draw(self.sources, rows, self.samples, size).mul_(self.sigma)
-        return policy.smoothed_mean(batch.states, noise)
 
 
 class Learner:
@@ -114,8 +51,14 @@ class Learner:
             config.reward_clip,
         )
         self.rates = agent_rates(config)
+        self.smoothing = Smooth(config.sigma, config.train_samples) if self.method.smoothed else None
         wocar = self.method.regulariser == "wocar"
         self.worst = WorstCaseLearner(config, self.state_size, self.action_size) if wocar else None
+        self.adversary: TrainingAdversary | None = None
+        if self.method.adversary is not None:
+            self.adversary = TrainingAdversary(
+                config, self.method, self.protocol, self.state_size, self.action_size
+            )
         self.iteration = 0
         self.recent: list[list[float]] = [[] for _ in config.seeds]
         self.times = {"stepping": 0.0, "total": 0.0}
@@ -125,22 +68,18 @@ class Learner:
     def iterate(self) -> dict[str, float]:
         """Collect with the (smoothed) policy, improve the value network, then the policy: Algorithm 1."""
         started, k, total = time.perf_counter(), self.iteration, self.config.iterations
-        player = AgentPlayer(self.agents.policy, self.config, self.method.smoothed, k)
-        steps = self.config.horizon // self.config.lanes
-        sizes = (self.state_size, self.action_size)
-        rollout = collect(self.arena, player, self.scaler, self.config.seeds, k, steps, sizes)
+        acting = self.actor("agent")
+        player: Player = acting if self.adversary is None else self.adversary.attacking(acting, k)
+        rollout = self.collect(player, self.scaler, k, self.action_size)
         batch = self.agents.prepare(rollout, self.rates, self.protocol)
-        batch.noise = player.noise()
+        batch.noise = acting.noise()
         value_loss = self.agents.update_value(batch, self.rates, k, total)
         worst = self._worst_case(rollout, batch)
-        means = Means(
-            generators(self.config.seeds, k, "update"),
-            self.config.sigma,
-            self.config.train_samples,
-            self.method.smoothed,
-        )
+        means = Means(generators(self.config.seeds, k, "update"), self.smoothing)
         loss = policy_loss(self.method, self.config, self.protocol, self.rates, k, worst)
         summary = self.agents.update_policy(batch, self.rates, means, loss, k, total)
+        if self.adversary is not None:
+            summary |= self.adversary.improve(self)
         self.iteration += 1
         self.times["total"] += time.perf_counter() - started
         self.times["stepping"] = self.arena.stepping_time
@@ -148,6 +87,26 @@ class Learner:
             kept.extend(fresh)
             del kept[:-20]
         return self._row(summary | {"value_loss": value_loss}, loss.epsilon)
+
+    def actor(self, purpose: str) -> PolicyPlayer:
+        """The agents as they act in this iteration."""
+        config = self.config
+        shape = (config.horizon // config.lanes, config.lanes)
+        return PolicyPlayer(
+            self.agents.policy,
+            shape,
+            config.seeds,
+            self.iteration,
+            purpose,
+            self.smoothing,
+            config.common_noise,
+        )
+
+    def collect(self, player: Player, scaler: Scaler, number: int, actions: int) -> Rollout:
+        """One iteration's steps; `number` decides the environments' seeds."""
+        config = self.config
+        steps, sizes = config.horizon // config.lanes, (self.state_size, actions)
+        return collect(self.arena, player, scaler, config.seeds, number, steps, sizes)
 
     def _worst_case(self, rollout: Rollout, batch: Batch) -> WorstCase | None:
         """WocaR: improve the worst-case Q on this iteration's transitions."""
@@ -188,13 +147,17 @@ class Learner:
         tensors: dict[str, Any] = dict(self.agents.state())
         for name, moments in (("observations", self.scaler.observations), ("rewards", self.scaler.rewards)):
             tensors |= {f"{name}/{k}": v for k, v in moments.state().items()}
+        counts = self.agents.step_counts()
         if self.worst is not None:
             tensors |= self.worst.state()
+            counts["worst"] = self.worst.adam.steps
+        if self.adversary is not None:
+            tensors |= self.adversary.net.state()
+            counts |= self.adversary.net.step_counts()
         meta = {
             "step": self.iteration * self.config.horizon,
             "iteration": self.iteration,
-            "adam": self.agents.step_counts()
-            | ({} if self.worst is None else {"worst": self.worst.adam.steps}),
+            "adam": counts,
             "recent": self.recent,
         }
         return tensors, meta
@@ -205,6 +168,8 @@ class Learner:
             moments.load({k: tensors[f"{name}/{k}"].numpy() for k in ("count", "mean", "m2")})
         if self.worst is not None:
             self.worst.load(tensors, meta["adam"]["worst"])
+        if self.adversary is not None:
+            self.adversary.net.load(tensors, meta["adam"])
         self.iteration = int(meta["iteration"])
         self.recent = [list(map(float, r)) for r in meta["recent"]]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol as HasProtocol
 
 import torch
 from torch import Tensor
@@ -23,10 +24,19 @@ from smoothrl.protocols import Protocol
 
 SGLD_HEAT = 1e-5
 """beta of the Langevin search: the inverse of how much noise it takes."""
+LARGEST_LOG_RATIO = 20.0
+"""Ratios beyond exp of this are held there: they carry no gradient and cannot overflow."""
 RADIAL_MIX = 0.5
 """RADIAL: share of the worst-case surrogate."""
 RADIAL_FIXED = (499, 1000)
 """RADIAL as released: the ramp's first iteration and length, in iterations."""
+
+
+class HasRates(HasProtocol):
+    """All that PPO's own loss reads of the moment."""
+
+    @property
+    def rates(self) -> Rates: ...
 
 
 @dataclass(frozen=True)
@@ -43,7 +53,7 @@ class Moment:
     worst: WorstCase | None = None
 
 
-def ppo(policy: PoolPolicy, mean: Tensor, batch: Batch, now: Moment) -> Tensor:
+def ppo(policy: PoolPolicy, mean: Tensor, batch: Batch, now: HasRates) -> Tensor:
     """L = -E[min(r A, clip(r, 1 - c, 1 + c) A)] - entropy bonus, Eq. (14); A normalised in the minibatch.
 
     For S-PPO `mean` is the smoothed one of Eq. (13): r is then the ratio of smoothed policies.
@@ -90,7 +100,7 @@ def radial(policy: PoolPolicy, mean: Tensor, batch: Batch, now: Moment) -> Tenso
     worst = clean
     for distance in (nearest, furthest):
         log_prob = losses.log_prob(distance, policy.log_std, torch.zeros_like(distance))
-        ratio = torch.exp(log_prob - batch.log_probs)
+        ratio = torch.exp((log_prob - batch.log_probs).clamp(max=LARGEST_LOG_RATIO))
         worst = torch.minimum(worst, losses.surrogate(ratio, bounded, clip))
     mix = RADIAL_MIX if now.epsilon > 0.0 else 0.0
     gain = torch.lerp(clean, worst, mix).mean(1)
@@ -114,7 +124,8 @@ def wocar(policy: PoolPolicy, mean: Tensor, batch: Batch, now: Moment) -> Tensor
 
 
 def _ratio(policy: PoolPolicy, mean: Tensor, batch: Batch) -> Tensor:
-    return torch.exp(losses.log_prob(mean, policy.log_std, batch.actions) - batch.log_probs)
+    log_ratio = losses.log_prob(mean, policy.log_std, batch.actions) - batch.log_probs
+    return torch.exp(log_ratio.clamp(max=LARGEST_LOG_RATIO))
 
 
 def _surrogate_loss(
