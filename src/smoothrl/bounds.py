@@ -10,8 +10,10 @@ The bounds hold in real arithmetic; in float32 they hold up to rounding (about 1
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal, TypeAlias
 
 import torch
@@ -417,25 +419,37 @@ def _tanh_above(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
     return slope, offset
 
 
-def _touching_point(lower: Tensor, steps: int = 16) -> Tensor:
+def _touching_point(lower: Tensor) -> Tensor:
     """d >= 0 where the tangent of tanh passes through (l, tanh l), rounded up; for l >= 0 unused.
 
-    Bisection on F(d) = tanh d - tanh l - (1 - tanh^2 d)(d - l), increasing in d; the gradient is that of the
-    implicit function.
+    Looked up in a table over log(1 - l); the gradient is that of the implicit function F(d, l) = 0.
     """
+    table = _touch_table(lower.device)
     with torch.no_grad():
-        left = torch.zeros_like(lower)
-        right = (-lower).clamp(min=0.0)
-        for _ in range(steps):
-            middle = (left + right) / 2
-            positive = _touch(middle, lower) >= 0
-            left, right = torch.where(positive, left, middle), torch.where(positive, middle, right)
+        place = torch.log1p((-lower).clamp(0.0, _TOUCH_REACH)) * (_TOUCH_CELLS / math.log1p(_TOUCH_REACH))
+        point = table[place.ceil().long().clamp_max(_TOUCH_CELLS)].to(lower.dtype)
     if not (torch.is_grad_enabled() and lower.requires_grad):
-        return right
-    at = torch.tanh(right)
-    slope = (2 * at * (1 - at**2) * (right - lower)).clamp(min=1e-6)
-    newton = -_touch(right, lower) / slope
-    return right + (newton - newton.detach())
+        return point
+    at = torch.tanh(point)
+    slope = (2 * at * (1 - at**2) * (point - lower)).clamp(min=1e-6)
+    newton = -_touch(point, lower) / slope
+    return point + (newton - newton.detach())
+
+
+_TOUCH_REACH, _TOUCH_CELLS = 1e4, 8192
+
+
+@cache
+def _touch_table(device: torch.device) -> Tensor:
+    """d(l) at the table's places; it grows with -l, so the next place's d is never too small."""
+    places = torch.linspace(0.0, math.log1p(_TOUCH_REACH), _TOUCH_CELLS + 1, dtype=torch.float64)
+    lower = -torch.expm1(places)
+    left, right = torch.zeros_like(lower), -lower
+    for _ in range(60):
+        middle = (left + right) / 2
+        positive = _touch(middle, lower) >= 0
+        left, right = torch.where(positive, left, middle), torch.where(positive, middle, right)
+    return (right * (1 + 1e-6)).to(device)
 
 
 def _touch(d: Tensor, lower: Tensor) -> Tensor:

@@ -118,8 +118,8 @@ class GradientAttack(Attack):
         return super().describe() | asdict(self.plan) | {"through_smoothing": self.smoothed}
 
     def aim(self, observations: Tensor, index: Sequence[int], noise: Noise) -> Aim:
-        """What the outputs are compared with; the loop fills in the reference."""
-        return Aim(observations)
+        """What the outputs are compared with, one row a restart; the loop fills in the reference."""
+        return tiled(Aim(observations), self.plan.restarts)
 
     def score(self, outputs: Tensor, aim: Aim) -> Tensor:
         """By what the best restart is chosen, on draws of its own."""
@@ -129,7 +129,7 @@ class GradientAttack(Attack):
         plan = self.plan
         supply = Supply(noise, index, observations, self._needed())
         view = View(self.agent, observations, supply, plan, self.smoothed)
-        aim = tiled(self.aim(observations, index, noise), plan.restarts)
+        aim = self.aim(observations, index, noise)
 
         def judged(x: Tensor, i: int, by: Objective) -> Tensor:
             z = view.noise_of(i)
@@ -193,11 +193,9 @@ def tile(x: Tensor, restarts: int) -> Tensor:
 
 
 def tiled(aim: Aim, restarts: int) -> Aim:
-    """The aim of all restarts; parts that already have a row for every restart stay."""
-    rows = aim.clean.shape[0]
+    """The aim of all restarts."""
     parts = {f.name: getattr(aim, f.name) for f in fields(aim)}
-    wide = {k: tile(v, restarts) if v is not None and v.shape[0] == rows else v for k, v in parts.items()}
-    return Aim(**wide)
+    return replace(aim, **{k: tile(v, restarts) for k, v in parts.items() if v is not None})
 
 
 class QAttack(GradientAttack):

@@ -15,7 +15,7 @@ from smoothrl.agents import Agent
 from smoothrl.attacks import objectives
 from smoothrl.attacks.base import Attack
 from smoothrl.attacks.budget import Budget
-from smoothrl.attacks.gradient import GradientAttack, QAttack
+from smoothrl.attacks.gradient import GradientAttack, QAttack, tiled
 from smoothrl.attacks.loop import Search
 from smoothrl.attacks.objectives import Aim, Critic
 from smoothrl.noise import Noise
@@ -27,8 +27,8 @@ def critic_of(network: nn.Module) -> Critic:
     frozen = networks.frozen(network)
 
     def critic(observations: Tensor, actions: Tensor) -> Tensor:
-        values: Tensor = frozen(torch.cat([observations, actions], dim=-1))[..., 0]
-        return values
+        values: Tensor = frozen(torch.cat([observations, actions], dim=-1))
+        return values.squeeze(-1)
 
     return critic
 
@@ -37,8 +37,8 @@ def within_budget(clean: Tensor, delta: Tensor, budget: Budget) -> Tensor:
     """s + epsilon hardtanh(delta) (linf); s + epsilon delta, shortened to the unit ball (l2)."""
     if budget.norm == "linf":
         return clean + budget.epsilon * delta.clamp(-1.0, 1.0)
-    length = torch.linalg.vector_norm(delta.flatten(1), dim=1).clamp_min(1.0)
-    return clean + budget.epsilon * delta / length.view(-1, *([1] * (delta.dim() - 1)))
+    length: Tensor = torch.linalg.vector_norm(delta.flatten(1), dim=1).clamp_min(1.0)
+    return clean + budget.epsilon * delta / length.reshape(-1, *([1] * (delta.dim() - 1)))
 
 
 class OptimalAttack(Attack):
@@ -79,10 +79,11 @@ class DirectedAttack(GradientAttack):
 
     def aim(self, observations: Tensor, index: Sequence[int], noise: Noise) -> Aim:
         if self.directions is not None:
-            return Aim(observations, direction=self.directions)
+            return tiled(Aim(observations, direction=self.directions), self.plan.restarts)
         assert self.director is not None
         with torch.no_grad():
-            return Aim(observations, direction=padded(self.director, observations))
+            found = Aim(observations, direction=padded(self.director, observations))
+        return tiled(found, self.plan.restarts)
 
     def along(
         self, observations: Tensor, directions: Tensor, index: Sequence[int], noise: Noise, step: int = 0
@@ -122,7 +123,7 @@ class DirectedQAttack(QAttack):
             with torch.no_grad():
                 logits = padded(self.director, observations)
             target = self._chosen(logits, index, noise)
-        return Aim(observations, action=target, target=target)
+        return tiled(Aim(observations, action=target, target=target), self.plan.restarts)
 
     def _chosen(self, logits: Tensor, index: Sequence[int], noise: Noise) -> Tensor:
         if not self.sampled:
