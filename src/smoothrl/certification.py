@@ -23,6 +23,7 @@ from smoothrl.noise import GeneratorNoise
 from smoothrl.protocols import SOUND, Protocol
 from smoothrl.results import NORMALISED, PIXELS, ResultRow
 from smoothrl.rollout import Progress
+from smoothrl.statistics import mean_estimate
 
 Array = npt.NDArray[Any]
 
@@ -405,12 +406,15 @@ def certify_actions(
             played.wall_time,
             protocol,
             epsilon=eps,
-            level=1.0 - alpha,
+            level=0.95,
             note=f"mode {mode}; {100 * share:.2f} % of the states without a finite bound",
+            **_spread(each, seed),
         )
-        for eps, value, share in [
-            (None, adiv, float(1 - finite.mean())),
-            *zip(epsilons, [_finite_mean(m) for m in means.T], 1.0 - finite.mean(axis=0), strict=True),
+        for eps, value, share, each in [
+            (None, adiv, float(1 - finite.mean()), np.array([_finite_mean(m) for m in means])),
+            *zip(
+                epsilons, [_finite_mean(m) for m in means.T], 1.0 - finite.mean(axis=0), means.T, strict=True
+            ),
         ]
         if math.isfinite(value)
     )
@@ -438,6 +442,15 @@ def _adiv_of(samples: Array, epsilons: Sequence[float], sigma: float, options: M
 def _finite_mean(values: Array) -> float:
     good = values[np.isfinite(values)]
     return float(good.mean()) if good.size else math.nan
+
+
+def _spread(values: Array, seed: int) -> dict[str, float]:
+    """Deviation over episodes, and the interval of their mean."""
+    good = values[np.isfinite(values)]
+    if good.size < 2:
+        return {}
+    interval = mean_estimate([good], np.random.default_rng(seed))
+    return {"std": float(good.std(ddof=1)), "low": interval.low, "high": interval.high}
 
 
 def _refuse_hopeless_actions(agent: Agent, epsilons: Sequence[float], alpha: float, mode: str) -> None:
