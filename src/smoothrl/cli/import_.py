@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from smoothrl.agents import Agent
     from smoothrl.agents.importers import Imported
     from smoothrl.agents.normaliser import Normaliser
+    from smoothrl.agents.parts import Part
+
+RELEASED_EPSILON = 0.075
+"""The linf budget of the released ATLA and PA-ATLA trainings."""
 
 
 @dataclass(frozen=True)
@@ -137,9 +141,29 @@ def _finish(options: Options, found: Imported) -> int:
     )
     for name, part in found.parts.items():
         beside = path.with_name(f"{path.stem}-{name}.safetensors")
-        about = {**part.about, "victim": agent.digest}
-        say(f"{save_part(Part(part.role, part.network, about), beside)}: its {name}")
+        if part.role in ("adversary", "director"):
+            say(f"{_save_adversary(part, agent, beside)}: its {name}, for --adversary")
+        else:
+            about = {**part.about, "victim": agent.digest}
+            say(f"{save_part(Part(part.role, part.network, about), beside)}: its {name}")
     return 0
+
+
+def _save_adversary(part: Part, agent: Agent, path: Path) -> Path:
+    """The adversary an agent was trained against, as a file that `smoothrl attack` takes."""
+    from smoothrl.attacks import Adversary, AdversaryInfo, save_adversary
+
+    info = AdversaryInfo(
+        kind="optimal" if part.role == "adversary" else "pa-ad",
+        victim=agent.digest,
+        victim_method=agent.info.method,
+        env_id=agent.info.env_id,
+        epsilon=RELEASED_EPSILON,
+        protocol="paper",
+        smoothing=str(agent.info.trained_with),
+        notes={"origin": part.about.get("origin"), "fitted": "during the agent's own training"},
+    )
+    return save_adversary(Adversary(part.network, info), path)
 
 
 def _named(normaliser: Normaliser) -> str:
