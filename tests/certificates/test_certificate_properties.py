@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import special
 
 from smoothrl.certificates import (
     action_bound,
@@ -20,7 +21,12 @@ from smoothrl.certificates import (
     radius,
     return_bound,
 )
-from smoothrl.certificates.actions import paper_index, refuse_hopeless_actions
+from smoothrl.certificates.actions import (
+    deployed_median_levels,
+    paper_index,
+    refuse_hopeless_actions,
+    shifted_levels,
+)
 from smoothrl.certificates.crop import refuse_hopeless_crop
 from smoothrl.certificates.radius import refuse_hopeless, samples_needed
 from smoothrl.certificates.returns import refuse_hopeless_returns
@@ -226,6 +232,16 @@ def test_deployed_bounds_contain_the_exact_ones() -> None:
     assert real.claim.agent.startswith("deployed agent with 100")
 
 
+def test_every_coordinate_pays_for_the_deployed_median() -> None:
+    """Three coordinates: eta/3 each for the level of the median, alpha/6 a side for the quantile."""
+    bound = action_bound(np.zeros((100, 3)), 0.1, 0.2, alpha=0.04, eta=0.03, mode="deployed")
+    p_minus, p_plus = deployed_median_levels(100, 50, 0.01)
+    assert bound.levels == shifted_levels(p_minus, p_plus, 0.1, 0.2)
+    assert bound.lower_position == intervals.lower_index(100, bound.levels.lower, 0.04 / 6)
+    assert bound.upper_position == intervals.upper_index(100, bound.levels.upper, 0.04 / 6)
+    assert bound.claim.confidence == pytest.approx(0.93)
+
+
 def test_clipping_and_infinite_sides() -> None:
     sample = np.random.default_rng(3).normal(size=(7, 20, 2))
     result = adiv(sample, [0.01, 0.5], 0.2, box=(-1.0, 1.0))
@@ -325,6 +341,15 @@ def test_no_budget_gives_plain_intervals() -> None:
     assert threshold.bound[0] == pytest.approx(float(intervals.cp_lower(wins, 200, 0.05)))
 
 
+def test_per_step_bound_in_closed_form() -> None:
+    """Rewards all 1: each step keeps Phi(z(1 - b_1) - eps sqrt(t+1)), b_1 the first level at alpha/H."""
+    result = per_step_return_bound(np.ones((40, 3)), 0.3, 2.0, floor=0.0, alpha=0.06)
+    first = float(intervals.band_levels("berk-jones", 40, 0.02)[0])
+    expected = special.ndtr(special.ndtri(1.0 - first) - 0.15 * np.sqrt([1.0, 2.0, 3.0]))
+    assert result.by_step == pytest.approx(expected, rel=1e-9)
+    assert result.bound == pytest.approx(expected.sum(), rel=1e-9)
+
+
 def test_equal_and_two_atom_returns() -> None:
     for kind, band in KINDS:
         bound = return_bound(
@@ -393,6 +418,45 @@ def test_crop_is_affine_in_the_values(seed: int, scale: float, shift: float) -> 
         assert second.radius == pytest.approx(first.radius, rel=1e-6, abs=1e-9)
 
 
+def test_crop_splits_its_level_among_the_actions() -> None:
+    q = np.random.default_rng(7).beta(2, 2, size=(1, 80, 4)) * np.array([1.0, 0.2, 0.3, 0.1])
+    for fixed, low, high in ((None, 0.05 / 8, 0.05 / 4), (0, 0.05 / 2, 0.05 / 2)):
+        result = crop_radius(q, (0.0, 1.0), 1.0, 0.05, action=fixed)
+        others = max(1.0 - float(intervals.betting_lower(1.0 - q[0, :, a], high)) for a in (1, 2, 3))
+        assert result.lower[0] == pytest.approx(float(intervals.betting_lower(q[0, :, 0], low)), rel=1e-9)
+        assert result.upper[0] == pytest.approx(others, rel=1e-9)
+
+
+def capital(x: np.ndarray, m: float, alpha: float) -> float:
+    """The largest capital on the way, one bet at a time, from the definition."""
+    mean, variance, wealth, best, total, squares = 0.5, 0.25, 1.0, 1.0, 0.5, 0.25
+    for i, value in enumerate(x, start=1):
+        stake = min(np.sqrt(2 * np.log(1 / alpha) / (len(x) * variance)), 0.5 / m)
+        wealth *= 1 + stake * (value - m)
+        best = max(best, wealth)
+        total += value
+        mean = total / (i + 1)
+        squares += (value - mean) ** 2
+        variance = squares / (i + 1)
+    return float(best)
+
+
+@pytest.mark.parametrize("alpha", [0.05, 0.2])
+def test_betting_inverts_its_capital(alpha: float) -> None:
+    x = np.random.default_rng(8).beta(3, 1, size=60)
+    lower = float(intervals.betting_lower(x, alpha))
+    assert capital(x, lower * (1 - 1e-6), alpha) >= 1 / alpha
+    assert capital(x, lower * (1 + 1e-6), alpha) < 1 / alpha
+
+
+def test_empirical_bernstein_by_hand() -> None:
+    x = np.array([0.9, 1.0, 0.8, 0.9] * 100)
+    log_term, variance = np.log(2 / 0.05), x.var(ddof=1)
+    expected = 0.9 - np.sqrt(2 * variance * log_term / 400) - 7 * log_term / (3 * 399)
+    assert float(intervals.empirical_bernstein_lower(x, 0.05)) == pytest.approx(expected)
+    assert intervals.empirical_bernstein_lower(np.ones((1, 2)), 0.05).tolist() == [0.0, 0.0]
+
+
 def test_crop_says_what_was_clipped() -> None:
     q = np.zeros((1, 50, 2))
     q[..., 1] = 5.0
@@ -400,6 +464,14 @@ def test_crop_says_what_was_clipped() -> None:
     assert result.clipped_fraction == 0.5
     assert result.radius[0] > 1.0
     assert not crop_radius(q, (0.0, 1.0), 1.0, mode="paper").claim.valid
+
+
+def test_crop_certifies_the_clipped_agent() -> None:
+    q = np.random.default_rng(9).normal(size=(5, 100, 3)) + np.array([1.5, 0.0, 0.0])
+    wild, tame = (crop_radius(values, (-1.0, 2.0), 1.0) for values in (q, np.clip(q, -1.0, 2.0)))
+    assert wild.clipped_fraction > 0.1
+    assert np.array_equal(wild.radius, tame.radius)
+    assert wild.certified.all()
 
 
 def test_one_hot_crop_is_the_paper_vote() -> None:

@@ -102,7 +102,14 @@ def test_confident_states_need_few_samples() -> None:
 
 
 def test_pilot_votes_are_not_evidence() -> None:
-    decision = decide_radius(coin, np.ones(4), 1.0, 1.0, 2, np.random.default_rng(2), pilot=9)
+    drawn: list[int] = []
+
+    def counted(states: Any, m: int, generator: np.random.Generator) -> np.ndarray:
+        drawn.append(len(states) * m)
+        return coin(states, m, generator)
+
+    decision = decide_radius(counted, np.ones(4), 1.0, 1.0, 2, np.random.default_rng(2), pilot=9)
+    assert sum(drawn) == 4 * 31
     assert decision.pilot[:, 1].tolist() == [9] * 4
     assert decision.counts[:, 1].tolist() == [22] * 4
     assert decision.samples.tolist() == [31] * 4
