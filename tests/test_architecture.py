@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1] / "src" / "smoothrl"
 
 LAYERS = [
-    {"errors", "protocols"},
+    {"errors", "protocols", "storage"},
     {"networks", "bounds", "envs", "smoothing", "noise", "statistics", "results"},
     {"agents"},
     {"attacks", "certificates"},

@@ -103,7 +103,7 @@ def test_write_failure_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.Mo
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(results.os, "fsync", full)
+    monkeypatch.setattr("smoothrl.storage.os.fsync", full)
     with pytest.raises(UserError, match="No space left"):
         results.write_rows([ROW, ROW], path)
     assert path.read_text() == before

@@ -11,8 +11,6 @@ import csv
 import io
 import json
 import math
-import os
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
@@ -21,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from smoothrl.errors import UserError, near
+from smoothrl.storage import write_atomically
 
 FORMAT_VERSION = 1
 NORMALISED = "normalised observation"
@@ -157,17 +156,17 @@ def write_rows(rows: Sequence[ResultRow], path: str | Path) -> Path:
     """Write .csv (returns in a neighbour file) or .json, atomically."""
     target = Path(path)
     if target.suffix == ".csv":
-        _write(target, csv_text(rows))
+        write_atomically(target, csv_text(rows).encode())
         returns = [(i, e, r) for i, row in enumerate(rows) for e, r in enumerate(row.returns)]
         beside = returns_path(target)
         if returns:
             lines = ["row,episode,return", *(f"{i},{e},{r!r}" for i, e, r in returns)]
-            _write(beside, "\n".join(lines) + "\n")
+            write_atomically(beside, ("\n".join(lines) + "\n").encode())
         else:
             beside.unlink(missing_ok=True)
     elif target.suffix == ".json":
         content = {"format": "smoothrl-results", "version": FORMAT_VERSION, "rows": json_rows(rows)}
-        _write(target, json.dumps(content, indent=1, allow_nan=False) + "\n")
+        write_atomically(target, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
     else:
         raise UserError(f"{target}: results are written as .csv or .json")
     return target
@@ -228,24 +227,6 @@ def _rows_of_json(source: Path, text: str) -> list[ResultRow]:
     if not isinstance(data, list) or not all(isinstance(item, dict) for item in data):
         raise UserError(f"{source}: holds no list of result rows")
     return [row_from(item, f"{source}, row {i + 1}") for i, item in enumerate(data)]
-
-
-def _write(path: Path, text: str) -> None:
-    """A reader sees the old file or the new one; a full disk leaves the old one whole."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                stream.write(text)
-                stream.flush()
-                os.fsync(stream.fileno())
-            os.replace(name, path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror or error}); nothing was lost") from error
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import struct
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,25 +17,11 @@ from smoothrl import __version__, networks
 from smoothrl.agents.agent import Agent, AgentInfo, Smoothing, content_digest
 from smoothrl.agents.normaliser import Normaliser
 from smoothrl.errors import UserError
+from smoothrl.storage import write_atomically
 
 FORMAT_VERSION = 1
 MAX_HEADER = 4 << 20
 NOT_AN_AGENT = "is not a smoothrl agent file"
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write to a temporary neighbour, flush, rename: a reader sees the old file or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def versions() -> dict[str, str]:

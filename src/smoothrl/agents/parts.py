@@ -16,8 +16,9 @@ from torch import nn
 
 from smoothrl import networks
 from smoothrl.agents.agent import content_digest
-from smoothrl.agents.file import _network, _precheck, versions, write_atomically
+from smoothrl.agents.file import _network, _precheck, versions
 from smoothrl.errors import UserError
+from smoothrl.storage import write_atomically
 
 Role = Literal["critic", "critic-q", "denoiser", "adversary", "director"]
 FORMAT = "smoothrl-network"

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from smoothrl import networks
 from smoothrl.agents import Agent
 from smoothrl.agents.file import _network as network_from_state
-from smoothrl.agents.file import versions, write_atomically
+from smoothrl.agents.file import versions
 from smoothrl.errors import UserError
+from smoothrl.storage import write_atomically
 
 FORMAT_VERSION = 1
 Kind = Literal["min-rs", "optimal", "pa-ad"]

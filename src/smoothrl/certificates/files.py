@@ -33,6 +33,7 @@ from smoothrl.certificates.episodes import certified_curve, joint_radius
 from smoothrl.certificates.radius import deployed_radius, radius
 from smoothrl.certificates.returns import per_step_return_bound, return_bound
 from smoothrl.errors import UserError, unknown
+from smoothrl.storage import write_atomically
 
 FORMAT, VERSION = "smoothrl-certificate", 1
 INLINE = 4096
@@ -239,7 +240,7 @@ def make(
 def write(path: Path | str, record: Mapping[str, Any]) -> Path:
     """Write a certificate record; returns the path."""
     target = Path(path)
-    target.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")
+    write_atomically(target, (json.dumps(record, indent=1, allow_nan=False) + "\n").encode())
     return target
 
 

@@ -207,7 +207,7 @@ def write_json(data: Any, target: str | None) -> None:
     if target == "-":
         sys.stdout.write(text)
         return
-    from smoothrl.agents.file import write_atomically
+    from smoothrl.storage import write_atomically
 
     write_atomically(Path(target), text.encode())
 

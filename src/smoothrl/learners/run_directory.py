@@ -25,8 +25,8 @@ from safetensors.torch import save as safetensors_save
 from torch import Tensor
 
 from smoothrl.agents import Agent, save_agent
-from smoothrl.agents.file import write_atomically
 from smoothrl.errors import UserError
+from smoothrl.storage import write_atomically
 
 State = tuple[dict[str, Tensor], dict[str, Any]]
 _STATE, _PREVIOUS = "state.safetensors", "previous.safetensors"

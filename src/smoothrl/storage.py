@@ -1,0 +1,29 @@
+"""Files that are either the old one or the new one, whatever happens in between."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from smoothrl.errors import UserError
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write to a temporary neighbour, flush, rename; a full disk leaves the old file whole."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+        try:
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(data)
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.replace(name, path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise UserError(
+            f"{path}: cannot be written ({error.strerror or error}); nothing that was there is lost"
+        ) from error
