@@ -376,7 +376,7 @@ def _joint(adaptive: bool, schedule: str) -> Case:
             counts[:, t] = np.stack([100 - k, k], axis=1)
         false = np.zeros(reps, dtype=bool)
         for r in range(reps):
-            result = joint_radius(counts[r], sigma, ALPHA, "majority", schedule=schedule)
+            result = joint_radius(counts[r], sigma, ALPHA, "majority", cap=steps, schedule=schedule)
             wrong = (result.steps.action == 0) | (result.radius > margins[r] + EDGE)
             false[r] = bool((result.steps.certified & wrong).any())
         return Outcome(false, np.ones(reps, dtype=bool), ALPHA)

@@ -28,7 +28,7 @@ def test_schedules_spend_no_more_than_alpha() -> None:
 
 def test_a_whole_episode_stays_above_the_published_step() -> None:
     """2500 joint steps of a unanimous vote: 1.2672 sigma where the action is fixed beforehand."""
-    joint = joint_radius(UNANIMOUS, 1.0, 0.05, "cohen", action=0, deterministic=True)
+    joint = joint_radius(UNANIMOUS, 1.0, 0.05, "cohen", action=0, cap=2500, deterministic=True)
     assert joint.smallest == pytest.approx(1.2672, abs=1e-4)
     assert joint.smallest == pytest.approx(joint_step_radius(100, 100, 2500, 0.05, 1.0)[1])
     assert joint.smallest > 1.16314
@@ -39,13 +39,25 @@ def test_a_whole_episode_stays_above_the_published_step() -> None:
 def test_cap_and_anytime_schedule() -> None:
     few = UNANIMOUS[:3]
     capped = joint_radius(few, 1.0, 0.05, "majority", cap=2500)
-    assert capped.smallest < joint_radius(few, 1.0, 0.05, "majority").smallest
-    anytime = joint_radius(few, 1.0, 0.05, "majority", schedule="anytime")
+    assert capped.smallest < joint_radius(few, 1.0, 0.05, "majority", cap=3).smallest
+    anytime = joint_radius(few, 1.0, 0.05, "majority")
     assert (np.diff(anytime.radius) < 0).all()
     expected = [
         radius(few[t], 1.0, a, "majority").radius[0] for t, a in enumerate(step_alphas(0.05, 3, "anytime"))
     ]
     assert anytime.radius == pytest.approx(expected)
+
+
+def test_a_length_that_votes_may_decide_is_not_used() -> None:
+    """Nothing may be split by the realised length: a cap, or levels for any length."""
+    with pytest.raises(UserError, match="cap"):
+        joint_radius(UNANIMOUS[:3], 1.0, schedule="uniform")
+    long, short = joint_radius(UNANIMOUS[:50], 1.0), joint_radius(UNANIMOUS[:10], 1.0)
+    assert np.array_equal(long.radius[:10], short.radius)
+    result = radius(UNANIMOUS[:500], 1.0)
+    assert certified_fraction(result, cap=2500) < certified_fraction(result)
+    with pytest.raises(UserError, match="cap"):
+        certified_fraction(result, cap=10)
 
 
 def test_false_certificates_of_an_episode() -> None:

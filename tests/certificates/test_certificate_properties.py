@@ -493,7 +493,7 @@ def test_claims_are_complete_in_words_and_data() -> None:
     results = [
         radius([90, 10], 0.1),
         deployed_radius(radius([90, 10], 0.1), 100),
-        joint_radius([[90, 10]] * 3, 0.1),
+        joint_radius([[90, 10]] * 3, 0.1, cap=3),
         action_bound(sample, 0.1, 0.2),
         adiv(sample, [0.1], 0.2),
         return_bound(RETURNS, 0.1, budget=0.1),

@@ -78,7 +78,7 @@ def joint_radius(
     mode: str | None = None,
     *,
     cap: int | None = None,
-    schedule: str = "uniform",
+    schedule: str | None = None,
     deterministic: bool = False,
     **options: Any,
 ) -> JointResult:
@@ -86,18 +86,27 @@ def joint_radius(
 
     Guarantee: noise at step t is fresh given s_t and the levels alpha_t are fixed beforehand with
     sum alpha_t <= alpha, so with probability >= 1 - alpha every issued certificate of the episode is true,
-    whatever made the states (random length included). In a deterministic environment an adversary,
+    whatever made the states and ended the episode. In a deterministic environment an adversary,
     adaptive too, with ||e_t|| < R_t at every step then leaves actions, trajectory and return of the ideal
-    smoothed agent unchanged. `cap` is the largest possible length (uniform schedule).
+    smoothed agent unchanged.
+
+    `cap` is the largest possible length, known beforehand: alpha/cap a step (`uniform`). Without one the
+    length may depend on the votes, so the `anytime` schedule of `step_alphas` is used.
     """
     votes = np.atleast_2d(np.asarray(counts))
     length = votes.shape[0]
     if cap is not None and cap < length:
         raise UserError(f"cap = {cap}, but the episode has {length} steps: alpha was not split far enough.")
-    if schedule == "uniform":
-        steps = radius(votes, sigma, check_alpha(alpha) / (length if cap is None else cap), mode, **options)
+    chosen = schedule or ("anytime" if cap is None else "uniform")
+    if chosen == "uniform":
+        if cap is None:
+            raise UserError(
+                "the uniform schedule needs `cap`, the largest length an episode can have: its real length "
+                "may depend on the votes."
+            )
+        steps = radius(votes, sigma, check_alpha(alpha) / cap, mode, **options)
     else:
-        alphas = step_alphas(alpha, length, schedule)
+        alphas = step_alphas(alpha, length, chosen)
         parts = [radius(votes[t], sigma, float(a), mode, **_at(options, t)) for t, a in enumerate(alphas)]
         steps = _stack(parts)
     claim = Claim(
@@ -144,15 +153,20 @@ def max_false_certificates(steps: int, alpha: float, beta: float) -> int:
     return binomial_quantile(1.0 - beta, steps, alpha)
 
 
-def certified_fraction(result: RadiusResult, beta: float = 0.05, at: float = 0.0) -> float:
+def certified_fraction(
+    result: RadiusResult, beta: float = 0.05, at: float = 0.0, cap: int | None = None
+) -> float:
     """Lower bound, at confidence 1 - beta, of the share of steps whose action truly holds up to `at`.
 
     The observed share of issued certificates with radius > `at`, less v/T from `max_false_certificates`:
-    per-step alpha, no union over steps.
+    per-step alpha, no union over steps. Where the votes can end the episode, pass the largest possible
+    number of steps as `cap`: v then counts false ones among that many.
     """
     total = len(result.radius)
+    if cap is not None and cap < total:
+        raise UserError(f"cap = {cap}, but there are {total} steps.")
     issued = int((result.certified & (result.radius > at)).sum())
-    return max(0.0, (issued - max_false_certificates(total, result.alpha, beta)) / total)
+    return max(0.0, (issued - max_false_certificates(cap or total, result.alpha, beta)) / total)
 
 
 @dataclass(frozen=True)
