@@ -1,0 +1,191 @@
+"""What a report shows, read from files alone: study folders, run folders, results files."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from smoothrl.errors import UserError
+from smoothrl.results import ResultRow, read_rows
+from smoothrl.studies.api import asked_for, open_study, selected_agents, study_failures, study_rows
+from smoothrl.studies.declare import restricted
+from smoothrl.studies.plan import plan
+from smoothrl.studies.runner import look
+from smoothrl.studies.summary import SummaryRow, summarise
+
+MEDIA = {".gif": "image/gif", ".webp": "image/webp", ".png": "image/png"}
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where numbers came from."""
+
+    name: str
+    title: str
+    command: str
+    facts: str
+    """Scale, protocol, how far it is."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A curve that is not a result row: certified steps, or the learning of one agent."""
+
+    environment: str
+    agent: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Film:
+    """A short looping picture of an agent at work."""
+
+    environment: str
+    agent: str
+    title: str
+    caption: str
+    source: str
+    """A data URI."""
+
+
+@dataclass
+class ReportData:
+    """Everything a page is made of."""
+
+    sources: list[Source] = field(default_factory=list)
+    rows: list[ResultRow] = field(default_factory=list)
+    summary: list[SummaryRow] = field(default_factory=list)
+    certified: list[Curve] = field(default_factory=list)
+    learning: list[Curve] = field(default_factory=list)
+    films: list[Film] = field(default_factory=list)
+    failures: dict[str, str] = field(default_factory=dict)
+    spent: dict[str, float] = field(default_factory=dict)
+    """Seconds of the jobs that give no rows (training, fitting)."""
+    claims: list[tuple[str, str]] = field(default_factory=list)
+    """(what, sentence) of the certificates."""
+
+
+def gather(paths: Sequence[Path]) -> ReportData:
+    """Read every source; each kind of wrong path gives one sentence."""
+    if not paths:
+        raise UserError("name at least one study folder, run folder or results file")
+    data = ReportData()
+    loose: list[ResultRow] = []
+    for path in paths:
+        if not path.exists():
+            raise UserError(f"{path}: no such file or folder")
+        if path.is_file():
+            rows = read_rows(path)
+            loose += rows
+            command = next((r.command for r in rows if r.command), "")
+            data.sources.append(Source(path.name, "results file", command, f"{len(rows)} rows"))
+        elif (path / "study.json").exists():
+            _study(path, data)
+        elif (path / "progress.csv").exists() or list(path.glob("*/progress.csv")):
+            _run(path, data)
+        else:
+            raise UserError(f"{path}: neither a study folder, a run folder nor a results file")
+    data.rows += loose
+    data.summary += summarise(loose)
+    if not data.rows and not data.learning:
+        raise UserError("there is nothing to report yet: no finished job, no results, no training progress")
+    return data
+
+
+def _study(path: Path, data: ReportData) -> None:
+    study, graph, store, command = open_study(path)
+    outlook = look(plan(restricted(study, asked_for(store))), store)
+    facts = f"{study.scale}; protocol {study.protocol}; {outlook.done} of {outlook.total} jobs done"
+    rows = study_rows(graph, store)
+    data.sources.append(Source(study.name, study.title, command, facts))
+    data.rows += rows
+    data.summary += summarise(rows, selected_agents(graph, store))
+    data.failures |= study_failures(path)
+    shown = {(key, name): labels for (key, name), labels in graph.rows.items() if store.is_done(key)}
+    for (key, name), labels in shown.items():
+        artefacts = (store.done(key) or {}).get("artefacts", {})
+        folder, place = store.folder(key), labels.get("environment", "")
+        if "curve" in artefacts:
+            data.certified += _certified(folder / str(artefacts["curve"]), place, name)
+        for sentence in artefacts.get("summary", []):
+            data.claims.append((f"{name} on {place}", str(sentence)))
+        for film in artefacts.get("films", []):
+            data.films += _film(folder, film, place, name)
+    for key, job in graph.jobs.items():
+        done = store.done(key)
+        if done is not None and job.kind in ("train", "fit"):
+            name = "training" if job.kind == "train" else "fitting attacks"
+            data.spent[name] = data.spent.get(name, 0.0) + float(done["wall_time"])
+        if job.kind == "train" and done is not None:
+            for run in sorted(store.folder(key).glob("run/**/progress.csv")):
+                data.learning += _learning(run, job.params["environment"], job.params["method"])
+
+
+def _run(path: Path, data: ReportData) -> None:
+    for progress in [path / "progress.csv", *sorted(path.glob("*/progress.csv"))]:
+        if not progress.exists():
+            continue
+        config = _object(progress.parent / "config.json")
+        place = str(config.get("env_id") or config.get("env") or "")
+        method = str(config.get("method", progress.parent.name))
+        data.learning += _learning(progress, place, method)
+        data.sources.append(
+            Source(str(progress.parent), f"training of {method} on {place}", "", "run folder")
+        )
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _learning(path: Path, place: str, method: str) -> list[Curve]:
+    """The pool's return over training; thinned to what a picture can show."""
+    points = []
+    with path.open(encoding="utf-8") as stream:
+        for line in csv.DictReader(stream):
+            value = _float(line.get("return")) if line.get("return") else _float(line.get("eval_return"))
+            step = _float(line.get("step"))
+            if value is not None and step is not None:
+                points.append((step, value))
+    if len(points) < 2:
+        return []
+    stride = max(1, len(points) // 150)
+    kept = points[::stride] + ([points[-1]] if (len(points) - 1) % stride else [])
+    return [Curve(place, method, tuple(p[0] for p in kept), tuple(p[1] for p in kept))]
+
+
+def _float(text: str | None) -> float | None:
+    try:
+        value = float(text or "")
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _certified(path: Path, place: str, name: str) -> list[Curve]:
+    found = _object(path)
+    x, y = found.get("grid"), found.get("curve")
+    if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y) or not x:
+        return []
+    return [Curve(place, name, tuple(map(float, x)), tuple(map(float, y)))]
+
+
+def _film(folder: Path, film: dict[str, Any], place: str, name: str) -> list[Film]:
+    path = folder / str(film.get("file", ""))
+    kind = MEDIA.get(path.suffix)
+    if kind is None or not path.is_file():
+        return []
+    encoded = base64.b64encode(path.read_bytes()).decode("ascii")
+    source = f"data:{kind};base64,{encoded}"
+    return [Film(place, name, str(film.get("title", "")), str(film.get("caption", "")), source)]

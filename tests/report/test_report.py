@@ -1,0 +1,151 @@
+"""The report: what it is made of, its tables, its refusals."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from made_up import made_up_results, made_up_rows
+
+from smoothrl.cli.main import main
+from smoothrl.errors import UserError
+from smoothrl.report import charts, html, svg, tables
+from smoothrl.report.data import Curve, Film, gather
+from smoothrl.results import ResultRow, write_rows
+from smoothrl.studies.summary import summarise
+
+
+def test_the_page_is_self_contained(tmp_path: Path) -> None:
+    results = made_up_results(tmp_path)
+    page = tmp_path / "page.html"
+    assert main(["report", str(results), "--out", str(page)]) == 0
+    text = page.read_text()
+    assert not re.search(r"""(?:src|href)\s*=\s*["'](?!#|data:)""", text)
+    assert "url(" not in text
+    assert text.count('<svg class="chart"') >= 8
+    assert "published" in text
+    assert "smoothrl study run paper-ppo --seeds 3" in text
+
+
+def test_every_chart_is_well_formed(tmp_path: Path) -> None:
+    data = gather([made_up_results(tmp_path)])
+    figures = [f for s in html.sections(data) for f in s.figures]
+    for figure in figures:
+        tree = ElementTree.fromstring(figure.picture)
+        numbers = re.findall(r"(?<![a-z#])-?\d+(?:\.\d+)?", figure.picture)
+        assert tree.tag.endswith("svg")
+        assert "nan" not in figure.picture.lower()
+        assert "inf" not in re.sub(r"linf", "", figure.picture.lower())
+        assert numbers
+
+
+def test_headline_by_hand() -> None:
+    base = ResultRow(
+        "Hopper-v2", "s-ppo", "clean", 3000.0, protocol="sound", agent_hash="a", returns=(2900.0, 3100.0)
+    )
+    rows = [
+        base,
+        replace(base, metric="mad", epsilon=0.05, mean=2500.0, returns=(2400.0, 2600.0)),
+        replace(base, metric="mad", epsilon=0.075, mean=2000.0, returns=(1900.0, 2100.0)),
+        replace(base, metric="min-rs", epsilon=0.075, mean=1500.0, returns=(1400.0, 1600.0)),
+    ]
+    data = html.ReportData(rows=rows, summary=summarise(rows))
+    (headline,) = charts.headlines(data)
+    assert headline.clean is not None
+    assert headline.worst is not None
+    assert (headline.clean.mean, headline.worst.mean, headline.worst.metric) == (3000.0, 1500.0, "min-rs")
+    assert (headline.paper_clean, headline.paper_worst) == (3583.0, 995.0)
+
+
+def test_flags_say_when_not_to_trust() -> None:
+    base = ResultRow(
+        "Hopper-v2", "ppo", "clean", 1000.0, protocol="sound", agent_hash="a", returns=(990.0, 1010.0)
+    )
+    rows = [
+        base,
+        replace(
+            base, metric="mad", epsilon=0.075, mean=2000.0, returns=(1990.0, 2010.0), note="x; flag: 9 % zero"
+        ),
+        replace(base, metric="adiv", mean=2.0, note="not a valid bound: too few samples", returns=()),
+    ]
+    found = charts.flags(html.ReportData(rows=rows, summary=summarise(rows), failures={"train x": "no disk"}))
+    text = "\n".join(found)
+    assert "9 % zero" in text
+    assert "ends above the clean return" in text
+    assert "not a valid bound" in text
+    assert "train x: no disk" in text
+    assert "below the published 3321" in text
+
+
+def test_markdown_and_latex(tmp_path: Path) -> None:
+    results = made_up_results(tmp_path)
+    arguments = ["report", str(results), "--out", str(tmp_path / "p.html")]
+    arguments += ["--markdown", str(tmp_path / "t.md"), "--latex", str(tmp_path / "t.tex")]
+    assert main([*arguments, "--svg", str(tmp_path / "c.svg")]) == 0
+    lines = (tmp_path / "t.md").read_text().splitlines()
+    assert {line.count("|") for line in lines} == {len(tables.COLUMNS) + 1}
+    latex = (tmp_path / "t.tex").read_text()
+    assert latex.count(r"\begin{tabular}") == latex.count(r"\end{tabular}") == 2
+    for table in latex.split(r"\begin{table}")[1:]:
+        body = [line for line in table.splitlines() if line.endswith(r"\\")]
+        assert len({re.sub(r"\\&", "", line).count("&") for line in body}) == 1
+    ElementTree.parse(tmp_path / "c.svg")
+
+
+def test_latex_escapes() -> None:
+    assert tables.escape_latex("50 % of a_b & {c}") == r"50 \% of a\_b \& \{c\}"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0.0, 1.0, [0, 0.2, 0.4, 0.6, 0.8, 1.0]),
+        (0.0, 5000.0, [0, 1000, 2000, 3000, 4000, 5000]),
+        (1.0, 1.0, [1.0]),
+    ],
+)
+def test_ticks_are_round(low: float, high: float, expected: list[float]) -> None:
+    assert svg.ticks(low, high) == pytest.approx(expected)
+
+
+def test_nasty_text_is_escaped() -> None:
+    nasty = '<script>alert("x")</script>'
+    base = ResultRow(nasty, nasty, "clean", 1.0, returns=(0.5, 1.5), note=f"flag: {nasty}", command=nasty)
+    rows = [base, replace(base, metric="mad", epsilon=0.1), replace(base, metric="mad", epsilon=0.2)]
+    data = html.ReportData(rows=rows, summary=summarise(rows))
+    data.films.append(Film(nasty, nasty, nasty, nasty, "data:image/png;base64,AA=="))
+    data.certified.append(Curve(nasty, nasty, (0.0, 1.0), (1.0, 0.0)))
+    page = html.render(data, nasty, nasty)
+    assert "<script>alert" not in page
+
+
+def test_refusals(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such file"):
+        gather([tmp_path / "nothing"])
+    with pytest.raises(UserError, match="neither a study folder"):
+        gather([tmp_path])
+    with pytest.raises(UserError, match="name at least one"):
+        gather([])
+    empty = write_rows([], tmp_path / "empty.json")
+    with pytest.raises(UserError, match="nothing to report"):
+        gather([empty])
+    results = made_up_results(tmp_path)
+    assert main(["report", str(results), "--out", str(tmp_path / "page.pdf")]) == 2
+
+
+def test_a_study_of_another_version(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "study.json").write_text(
+        json.dumps({"format": 99, "software": "9.9", "study": {"name": "x"}})
+    )
+    assert main(["report", str(tmp_path), "--out", str(tmp_path / "p.html")]) == 2
+    assert "written by smoothrl 9.9" in capsys.readouterr().err
+
+
+def test_rows_without_attacks_still_make_a_page() -> None:
+    rows = [r for r in made_up_rows(1) if r.metric == "clean"][:1]
+    page = html.render(html.ReportData(rows=rows, summary=summarise(rows)), "one", "cmd")
+    assert "Every number" in page
