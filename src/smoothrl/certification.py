@@ -14,8 +14,9 @@ import torch
 
 from smoothrl import certificates, envs, rollout, smoothing
 from smoothrl.agents import Agent, Smoothing
-from smoothrl.certificates import files, intervals, samplers
-from smoothrl.certificates.actions import shifted_levels
+from smoothrl.certificates import files, samplers
+from smoothrl.certificates.actions import refuse_hopeless_actions
+from smoothrl.certificates.crop import refuse_hopeless_crop
 from smoothrl.certificates.radius import default_mode, largest_radius, refuse_hopeless
 from smoothrl.certificates.returns import refuse_hopeless_returns
 from smoothrl.errors import UserError
@@ -66,6 +67,9 @@ def check_certifiable(agent: Agent, kinds: Sequence[smoothing.Kind]) -> None:
         raise UserError(
             f"this certificate is about {' or '.join(kinds)} smoothing; the agent uses {agent.smoothing.kind}"
         )
+    generator = torch.Generator(device=agent.device).manual_seed(0)
+    trial = torch.randn(16, *agent.info.observation_shape, generator=generator, device=agent.device)
+    samplers.check_samplewise(agent.forward, trial)
 
 
 @dataclass
@@ -173,8 +177,9 @@ def certify_radius(
     result = certificates.radius(counts, smooth.sigma, alpha, chosen)
     deployed = certificates.deployed_radius(result, smooth.samples, eta)
     ends = np.cumsum(played.lengths)[:-1]
+    cap = max_steps or envs.spec(agent.info.env_id, **agent.info.env_settings).horizon
     joint = [
-        certificates.joint_radius(part, smooth.sigma, alpha, chosen).smallest
+        certificates.joint_radius(part, smooth.sigma, alpha, chosen, cap=cap).smallest
         for part in np.split(counts, ends)
     ]
     curve = certificates.certified_curve(
@@ -230,13 +235,22 @@ def certify_crop(
     lanes: int | None = None,
     progress: Progress | None = None,
 ) -> Certified:
-    """CROP's radius of a mean-smoothed Q-agent. Without a range, the one of the smoothed values over the
-    visited states, as CROP estimates it: sound because the exact mode clips every sample to the range."""
+    """CROP's radius of the Q-agent that averages values clipped to `value_range` (any range is sound).
+
+    Without a range: the smoothed values of one episode that is not certified, as CROP estimates it.
+    """
     check_certifiable(agent, ("mean",))
     if not agent.discrete:
         raise UserError(
             "CROP's radius is about Q-agents; a policy has action bounds: smoothrl certify actions"
         )
+    if protocol.exact_bounds:
+        refuse_hopeless_crop(agent.smoothing.samples, agent.info.actions, agent.smoothing.sigma, alpha)
+    if value_range is None:
+        pilot = _Recorder(lambda step: step.outputs.mean(dim=1).cpu().numpy())
+        rollout.evaluate(agent, episodes=1, seed=seed, first=episodes, max_steps=max_steps, on_step=pilot)
+        values = pilot.ordered()
+        value_range = (float(values.min()), float(values.max()))
     recorder = _Recorder(lambda step: step.outputs.cpu().numpy())
     played = rollout.evaluate(
         agent,
@@ -248,9 +262,6 @@ def certify_crop(
         progress=progress,
     )
     q_values = recorder.ordered()
-    if value_range is None:
-        means = q_values.mean(axis=1)
-        value_range = (float(means.min()), float(means.max()))
     mode = "exact" if protocol.exact_bounds else "paper"
     sigma = agent.smoothing.sigma
     result = certificates.crop_radius(q_values, value_range, sigma, alpha, mode)
@@ -373,7 +384,8 @@ def certify_actions(
         options["reading"] = reading
     if mode == "deployed":
         options["deployed_samples"] = smooth.samples
-    _refuse_hopeless_actions(agent, epsilons, alpha, mode)
+    if mode != "paper":
+        refuse_hopeless_actions(smooth.samples, agent.info.actions, epsilons, smooth.sigma, alpha)
     widths = _Recorder(lambda step: _adiv_of(step.outputs.cpu().numpy(), epsilons, smooth.sigma, options))
     kept: list[Array] = []
 
@@ -451,21 +463,6 @@ def _spread(values: Array, seed: int) -> dict[str, float]:
         return {}
     interval = mean_estimate([good], np.random.default_rng(seed))
     return {"std": float(good.std(ddof=1)), "low": interval.low, "high": interval.high}
-
-
-def _refuse_hopeless_actions(agent: Agent, epsilons: Sequence[float], alpha: float, mode: str) -> None:
-    """An exact bound at budget eps needs enough samples to reach the quantile at Phi(-eps/sigma)."""
-    if mode == "paper":
-        return
-    smooth = agent.smoothing
-    share = alpha / (2 * agent.info.actions)
-    level = shifted_levels(0.5, 0.5, min(epsilons), smooth.sigma).lower
-    needed = intervals.min_samples(level, share)
-    if smooth.samples < needed:
-        raise UserError(
-            f"{smooth.samples} samples give no finite action bound at l2 budget {min(epsilons):g} "
-            f"({agent.info.actions} dimensions, alpha {alpha:g}): at least {needed} are needed (--samples)"
-        )
 
 
 # ----------------------------------------------------------------------------------------- returns
