@@ -102,9 +102,10 @@ def play(
 
 
 def early_stopped(returns: npt.NDArray[np.float64], best: float) -> npt.NDArray[np.float64]:
-    """The episodes that the released evaluation would have played: after more than a quarter of them it stops
+    """The episodes that the released evaluation would have played.
 
-    where the best attack so far lies below mean - 2 std, or below every episode of this one.
+    After more than a quarter of them it stops where the best attack so far lies below mean - 2 std of this
+    one, or below its every episode.
     """
     for done in range(len(returns) // 4 + 1, len(returns) + 1):
         part = returns[:done]
