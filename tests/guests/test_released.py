@@ -10,13 +10,23 @@ import torch
 
 from smoothrl.agents import load_agent, save_agent
 from smoothrl.agents.agent import Agent, AgentInfo
-from smoothrl.agents.importers import denoised_agent, import_denoiser, import_released, kind_of
+from smoothrl.agents.importers import (
+    denoised_agent,
+    import_denoiser,
+    import_q_network,
+    import_released,
+    kind_of,
+)
 from smoothrl.agents.importers.denoisers import turned
 from smoothrl.agents.importers.released import method_from_name
 from smoothrl.agents.normaliser import Normaliser
 from smoothrl.agents.parts import load_part, save_part
+from smoothrl.attacks import load_adversary, make_attack
+from smoothrl.cli.main import main
 from smoothrl.errors import UserError
 from smoothrl.networks import DnCNN, NatureQ
+from smoothrl.noise import StreamNoise
+from smoothrl.protocols import PAPER
 
 from . import pickles as p
 
@@ -154,3 +164,49 @@ def test_released_denoisers() -> None:
     assert (agent.info.method, str(agent.smoothing)) == ("s-dqn", "vote, sigma 0.1, 100 samples")
     live = denoised_agent(import_denoiser(files[0], "batch"), base)
     assert live.batch_statistics
+
+
+@pytest.mark.parametrize(("zipped", "prefix"), [(True, "features."), (False, "module."), (False, "")])
+def test_q_networks_in_both_formats_of_torch(zipped: bool, prefix: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    theirs = NatureQ(1, 4)
+    path = tmp_path / "Pong-natural.model"
+    state = {prefix + k: v for k, v in theirs.state_dict().items()}
+    torch.save(state, path, _use_new_zipfile_serialization=zipped)
+    assert kind_of(path) == "q-network"
+    agent = import_q_network(path, "PongNoFrameskip-v4", env_settings={"profile": "paper", "transpose": True})
+    x = torch.rand(3, 1, 84, 84)
+    with torch.no_grad():
+        assert torch.equal(agent.forward(x), theirs(x))
+    whole = path.read_bytes()
+    for length in np.linspace(0, len(whole) - 1, 5).astype(int):
+        path.write_bytes(whole[:length])
+        with pytest.raises(UserError):
+            import_q_network(path, "PongNoFrameskip-v4")
+
+
+def test_old_format_with_code_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "Pong-natural.model"
+    torch.save({"x": torch.zeros(3), "y": torch.nn.Linear(2, 2)}, path, _use_new_zipfile_serialization=False)
+    with pytest.raises(UserError, match="Linear"):
+        kind_of(path)
+
+
+def test_command_line_writes_the_agent_and_its_company(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, _ = p.released(tmp_path / "walker_sppo_atla_median.model", adversary=17)
+    out = tmp_path / "agent.safetensors"
+    assert main(["import", str(path), "--from", "released", "--out", str(out)]) == 0
+    assert "s-ppo+atla of Walker2d-v2" in capsys.readouterr().out
+    agent = load_agent(out)
+    adversary = load_adversary(tmp_path / "agent-adversary.safetensors")
+    attack = make_attack("optimal", agent, 0.075, protocol=PAPER, adversary=adversary)
+    x = torch.zeros(4, 17)
+    seen = attack.perturb(x, range(4), StreamNoise([1, 2, 3, 4]), 0)
+    assert 0.0 < float(seen.abs().max()) <= 0.075 + 1e-6
+    assert load_part(tmp_path / "agent-critic.safetensors", "critic").about["victim"] == agent.digest
+    assert main(["import", str(path), "--from", "sb3", "--env", "Walker2d-v2", "--out", str(out)]) == 2
+    assert "the zip has no entry 'data'" in capsys.readouterr().err
+    assert main(["import", str(path), "--from", "released", "--env", "Hopper-v2", "--out", str(out)]) == 2
+    assert "not of Hopper-v2" in capsys.readouterr().err

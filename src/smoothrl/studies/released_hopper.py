@@ -40,8 +40,43 @@ class Table:
             _add_intervals(found, record)
         return cls(found)
 
+    def with_exact_bounds(self, folder: Path) -> Table:
+        """The exact return bounds from the episodes that another study of the same agents kept."""
+        rows = dict(self.rows)
+        for record in _return_records(folder):
+            data, parameters = record["data"], record["parameters"]
+            assert isinstance(data, dict)
+            assert isinstance(parameters, dict)
+            exact = return_bound(decode(data["returns"]), **{**parameters, "mode": "exact"})
+            like = {r.agent_hash: r for r in rows.values() if r.sigma is not None}.get(
+                str(record["agent_hash"])
+            )
+            for epsilon, bound, claim in zip(BOUND_PPO, exact.bound, exact.claims, strict=True):
+                if like is not None:
+                    key = (like.agent, "reward_lower_bound", epsilon)
+                    rows[key] = _bound_row(like, epsilon, float(bound), exact.episodes, claim)
+        return Table(rows)
+
     def get(self, agent: str, metric: str, epsilon: float | None = None) -> ResultRow | None:
         return self.rows.get((agent, metric, epsilon))
+
+
+def _bound_row(like: ResultRow, epsilon: float, bound: float, episodes: int, claim: str) -> ResultRow:
+    return replace(
+        like,
+        metric="reward_lower_bound",
+        epsilon=epsilon,
+        mean=bound,
+        std=None,
+        low=bound,
+        high=None,
+        samples=1,
+        norm="l2",
+        episodes=episodes,
+        note=claim,
+        wall_time=None,
+        returns=(),
+    )
 
 
 def _return_records(folder: Path) -> Iterator[dict[str, object]]:
@@ -235,7 +270,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--long", type=Path, nargs="*", default=[], help="rows of `evaluate --episodes 500 --json`"
     )
     options = parser.parse_args(argv)
-    paper, sound = Table.read(options.paper), Table.read(options.sound)
+    paper = Table.read(options.paper)
+    sound = Table.read(options.sound).with_exact_bounds(options.paper)
     tables = {name: section(paper, sound) for name, section in SECTIONS.items()}
     long = [row for path in options.long for row in read_rows(path)]
     if long:

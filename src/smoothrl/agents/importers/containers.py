@@ -31,6 +31,7 @@ MAX_TOTAL = 1 << 30
 MAX_RATIO = 100
 """A compressed entry may grow by this factor; weights hardly compress at all."""
 
+_MAGIC, _VERSION = 0x1950A86A20F9469CFC6C, 1001
 _STORAGES: Mapping[str, str] = {
     "torch.FloatStorage": "<f4",
     "torch.DoubleStorage": "<f8",
@@ -100,19 +101,22 @@ class Archive:
 
 @dataclass(frozen=True)
 class StorageRef:
-    """A block of numbers in the zip."""
+    """A block of numbers in the file."""
 
     key: str
     dtype: str
     count: int
 
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self.count * np.dtype(self.dtype).itemsize
 
-class TorchFile:
-    """What torch.save wrote: `content` holds plain values and nodes, `tensor` reads one tensor."""
 
-    def __init__(
-        self, source: str | Path | IO[bytes], label: str, names: frozenset[str] = frozenset()
-    ) -> None:
+class _ZipStorages:
+    """The file of torch.save since 1.6: a zip with a pickle and one entry a storage."""
+
+    def __init__(self, source: str | Path | IO[bytes], label: str, names: frozenset[str]) -> None:
         self.archive = Archive(source, label)
         pickles = [n for n in self.archive.entries if n.count("/") == 1 and n.endswith("/data.pkl")]
         if len(pickles) != 1:
@@ -122,23 +126,93 @@ class TorchFile:
             order = self.archive.read(self.root + "byteorder", 16)
             if order != b"little":
                 raise Refusal("numbers in another byte order than little-endian")
-        self._spent = 0
-        self.content = read_pickle(
-            self.archive.read(pickles[0], MAX_STREAM), TORCH_NAMES | NUMPY_NAMES | names, self._storage
-        )
+        self.content = read_pickle(self.archive.read(pickles[0], MAX_STREAM), names, self._storage)
 
     def _storage(self, reference: Any) -> StorageRef:
-        if not isinstance(reference, tuple) or len(reference) != 5 or reference[0] != "storage":
-            raise Refusal("the pickle refers to something that is no storage of numbers")
-        _, kind, key, _, count = reference
-        path = kind.path if isinstance(kind, Name) else ""
-        if path not in _STORAGES or not isinstance(key, str) or type(count) is not int or count < 0:
-            raise Refusal(f"a storage of a type that is not read ({brief(kind)})")
-        dtype = _STORAGES[path]
-        info = self.archive.entries.get(f"{self.root}data/{key}")
-        if info is None or info.file_size != count * np.dtype(dtype).itemsize:
-            raise Refusal(f"storage {key[:40]!r} is missing or not as long as it claims")
-        return StorageRef(key, dtype, count)
+        found = _reference(reference)
+        info = self.archive.entries.get(f"{self.root}data/{found.key}")
+        if info is None or info.file_size != found.size:
+            raise Refusal(f"storage {found.key[:40]!r} is missing or not as long as it claims")
+        return found
+
+    def read(self, storage: StorageRef) -> bytes:
+        return self.archive.read(f"{self.root}data/{storage.key}")
+
+
+class _StreamStorages:
+    """The file of torch.save before 1.6: magic number, version, system, content, keys, then raw storages."""
+
+    def __init__(self, stream: IO[bytes], names: frozenset[str]) -> None:
+        self.claimed: dict[str, StorageRef] = {}
+        start = [read_pickle(stream, names) for _ in range(3)]
+        if start[0] != _MAGIC or start[1] != _VERSION or not isinstance(start[2], dict):
+            raise Refusal("no file that torch.save writes")
+        if start[2].get("little_endian") is not True:
+            raise Refusal("numbers in another byte order than little-endian")
+        self.content = read_pickle(stream, names, self._storage)
+        keys = read_pickle(stream, frozenset())
+        if not isinstance(keys, list) or len(keys) > MAX_ENTRIES:
+            raise Refusal("no list of its storages")
+        self.blocks = dict(self._block(stream, key) for key in keys)
+
+    def _storage(self, reference: Any) -> StorageRef:
+        found = _reference(reference)
+        return self.claimed.setdefault(found.key, found)
+
+    def _block(self, stream: IO[bytes], key: Any) -> tuple[str, bytes]:
+        storage = self.claimed.get(key) if isinstance(key, str) else None
+        head = stream.read(8)
+        if storage is None or len(head) != 8 or int.from_bytes(head, "little") != storage.count:
+            raise Refusal("its storages are not as long as they claim")
+        data = stream.read(storage.size)
+        if len(data) != storage.size:
+            raise Refusal(f"a truncated file: storage {key[:40]!r} is cut off")
+        return key, data
+
+    def read(self, storage: StorageRef) -> bytes:
+        if storage.key not in self.blocks:
+            raise Refusal(f"storage {storage.key[:40]!r} is missing")
+        return self.blocks[storage.key]
+
+
+def _reference(reference: Any) -> StorageRef:
+    """The storage a persistent id names: (storage, type, key, location, count)."""
+    if not isinstance(reference, tuple) or len(reference) not in (5, 6) or reference[0] != "storage":
+        raise Refusal("the pickle refers to something that is no storage of numbers")
+    _, kind, key, _, count = reference[:5]
+    path = kind.path if isinstance(kind, Name) else ""
+    if path not in _STORAGES or not isinstance(key, str) or type(count) is not int or count < 0:
+        raise Refusal(f"a storage of a type that is not read ({brief(kind)})")
+    if len(reference) == 6 and reference[5] is not None:
+        raise Refusal("views between storages, which are not read")
+    return StorageRef(key, _STORAGES[path], count)
+
+
+class TorchFile:
+    """What torch.save wrote: `content` holds plain values and nodes, `tensor` reads one tensor."""
+
+    def __init__(
+        self, source: str | Path | IO[bytes], label: str, names: frozenset[str] = frozenset()
+    ) -> None:
+        known = TORCH_NAMES | NUMPY_NAMES | names
+        self._spent = 0
+        self._storages = self._open(source, label, known)
+        self.content = self._storages.content
+
+    @staticmethod
+    def _open(
+        source: str | Path | IO[bytes], label: str, names: frozenset[str]
+    ) -> _ZipStorages | _StreamStorages:
+        if not isinstance(source, (str, Path)):
+            return _ZipStorages(source, label, names)
+        if Path(source).stat().st_size > MAX_TOTAL:
+            raise Refusal(f"more than {MAX_TOTAL:,} bytes")
+        with Path(source).open("rb") as stream:
+            start = stream.read(2)
+            stream.seek(0)
+            return (
+                _ZipStorages(source, label, names) if start != b"\x80\x02" else _StreamStorages(stream, names)
+            )
 
     def tensor(self, value: Any, what: str = "tensor") -> Tensor:
         """The tensor a node describes: a checked view of its storage, copied."""
@@ -152,10 +226,10 @@ class TorchFile:
         count = checked_shape(shape, what)
         _check_view(storage, offset, shape, stride, count, what)
         itemsize = np.dtype(storage.dtype).itemsize
-        self._spent += storage.count * itemsize
+        self._spent += storage.size
         if self._spent > MAX_TOTAL:
             raise Refusal("the tensors of the file come to more memory than an agent may need")
-        raw = np.frombuffer(self.archive.read(f"{self.root}data/{storage.key}"), storage.dtype)
+        raw = np.frombuffer(self._storages.read(storage), storage.dtype)
         view = np.lib.stride_tricks.as_strided(
             raw[offset : offset + 1] if count else raw[:0],
             tuple(shape),

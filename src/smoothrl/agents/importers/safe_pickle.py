@@ -11,7 +11,7 @@ import math
 import pickletools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -246,9 +246,12 @@ def _made(path: str, args: tuple[Any, ...]) -> Any:
     return Node(path, args)
 
 
-def read_pickle(data: bytes, names: frozenset[str], persistent: Persistent | None = None) -> Any:
-    """The object a pickle describes, as plain values and `Node` records; nothing in it is called."""
-    if len(data) > MAX_STREAM:
+def read_pickle(data: bytes | IO[bytes], names: frozenset[str], persistent: Persistent | None = None) -> Any:
+    """The object a pickle describes, as plain values and `Node` records; nothing in it is called.
+
+    A stream is left behind the end of its first pickle.
+    """
+    if isinstance(data, bytes) and len(data) > MAX_STREAM:
         raise Refusal(f"the pickle has {len(data):,} bytes, more than the {MAX_STREAM:,} an agent may need")
     machine = _Machine(names, persistent)
     count = 0

@@ -82,8 +82,9 @@ def import_sb3(
 
 def _read(path: Path) -> _Model:
     archive = Archive(path, path.name)
+    text = archive.read("data", MAX_STREAM)
     try:
-        data = json.loads(archive.read("data", MAX_STREAM))
+        data = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise Refusal("its `data` is not JSON") from error
     if not isinstance(data, dict):
