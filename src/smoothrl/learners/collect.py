@@ -166,11 +166,17 @@ class Arena:
         obs: Double = self._lanes.reset(ids, seeds).astype(np.float64)
         return obs.reshape(len(ids), -1)
 
-    def step(self, actions: npt.NDArray[Any]) -> tuple[Double, Double, Mask, Mask]:
-        """(obs, reward, terminated, truncated) of every lane; ended episodes show their final observation."""
+    def send(self, actions: npt.NDArray[Any]) -> None:
+        """Let every lane step on its threads; `recv` must follow."""
         assert self._lanes is not None
         start = time.perf_counter()
         self._lanes.send(self._all, actions)
+        self.stepping_time += time.perf_counter() - start
+
+    def recv(self) -> tuple[Double, Double, Mask, Mask]:
+        """(obs, reward, terminated, truncated) of every lane; ended episodes show their final observation."""
+        assert self._lanes is not None
+        start = time.perf_counter()
         answer = self._lanes.recv()
         self.stepping_time += time.perf_counter() - start
         self._length += 1
@@ -264,8 +270,9 @@ def collect(
     observation = scaler.observe(arena.restart(seeds, iteration))
     for t in range(steps):
         decision = player.act(observation, t)
-        raw, reward, terminated, truncated = arena.step(decision.played.reshape(pool * lanes, -1))
+        arena.send(decision.played.reshape(pool * lanes, -1))
         out.states[t], out.means[t], out.actions[t] = decision.state, decision.mean, decision.action
+        raw, reward, terminated, truncated = arena.recv()
         out.terminated[t], out.truncated[t] = terminated, truncated
         total += reward
         length += 1

@@ -30,7 +30,7 @@ def smooth(u: float) -> float:
 
 
 def exponential(u: float, epsilon: float) -> float:
-    """From TINY exponentially to a quarter m of the ramp, then linear; r ln r = m / (1 - m) epsilon / TINY."""
+    """Exponential from TINY to a quarter m of the ramp, then linear: r ln r = m / (1 - m) epsilon / TINY."""
     start = TINY / epsilon
     ratio = math.exp(float(lambertw(MIDDLE / (1.0 - MIDDLE) / start).real))
     if u <= 0.0:
