@@ -45,6 +45,15 @@ class Attack(ABC):
         return {"attack": self.name, "epsilon": self.budget.epsilon, "norm": self.budget.norm}
 
 
+class Nothing(Attack):
+    """Stands for a learned attack without budget, which needs no fitting."""
+
+    name = "nothing"
+
+    def search(self, observations: Tensor, index: Sequence[int], noise: Noise, step: int) -> Tensor:
+        return observations
+
+
 class RandomAttack(Attack):
     """A random corner of the box (linf) or a random direction at full length (l2): the control experiment."""
 

@@ -8,7 +8,7 @@ from typing import Literal
 from smoothrl.agents import Agent
 from smoothrl.attacks import objectives
 from smoothrl.attacks.adversary import Adversary, check_adversary
-from smoothrl.attacks.base import Attack, RandomAttack
+from smoothrl.attacks.base import Attack, Nothing, RandomAttack
 from smoothrl.attacks.budget import Budget, make_budget
 from smoothrl.attacks.gradient import GradientAttack, QAttack
 from smoothrl.attacks.learned import DirectedAttack, DirectedQAttack, OptimalAttack, critic_of
@@ -130,6 +130,8 @@ def make_attack(
     clamp = not (found.kind == "pa-ad" and protocol.director_unclamped)
     budget = make_budget(agent, epsilon, norm, clamp=clamp)
     if found.fitted:
+        if adversary is None and epsilon == 0.0:
+            return _named(Nothing(agent, budget), name)
         if adversary is None:
             raise UserError(
                 f"the attack {name!r} must be fitted against the agent first: "
@@ -138,6 +140,10 @@ def make_attack(
         check_adversary(adversary, found.kind, agent)
     through = found.smoothed or protocol.attack_through_smoothing
     attack = _build(found, agent, budget, protocol, through, adversary, overrides or Overrides())
+    return _named(attack, name)
+
+
+def _named(attack: Attack, name: str) -> Attack:
     attack.name = name
     return attack
 

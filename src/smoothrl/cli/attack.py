@@ -21,7 +21,8 @@ from smoothrl.errors import UserError
 
 if TYPE_CHECKING:
     from smoothrl.agents import Agent
-    from smoothrl.attacks import Adversary
+    from smoothrl.attacks import Adversary, Overrides
+    from smoothrl.learners.attack_runs import Episodes
     from smoothrl.results import ResultRow
 
 
@@ -41,8 +42,8 @@ class Options(EvaluationOptions):
     """Environment; the one the agent was trained on where not given."""
     adversary: Path | None = None
     """A fitted adversary to use instead of fitting one (min-rs, optimal, pa-ad)."""
-    fit: Literal["quick", "full", "paper"] = "quick"
-    """How much is spent on fitting: a small grid, a large one, or the published one."""
+    fit: Literal["tiny", "quick", "full", "paper"] = "quick"
+    """How much is spent on fitting: a trial, a small grid, a large one, or the published one."""
     out: Path | None = None
     """Folder for fitted adversaries and the state of a suite; a second run goes on there."""
     steps: int | None = None
@@ -107,43 +108,129 @@ def _check(options: Options, names: list[str], budgets: list[float], agents: Seq
 def _one(
     options: Options, path: Path, agent: Agent, name: str, epsilon: float, bar: Progress, command: str
 ) -> list[ResultRow]:
-    from smoothrl.attacks import Overrides, make_attack
+    if name == "suite":
+        return _suite(options, path, agent, epsilon, bar, command)
+    from smoothrl.attacks import make_attack
     from smoothrl.learners import attack_runs
+    from smoothrl.learners.suite import attack_flags
     from smoothrl.protocols import protocol
 
-    episodes = attack_runs.Episodes(
-        options.episodes, options.seed, options.env, options.lanes, options.max_steps
-    )
-    overrides = Overrides(options.steps, options.draws, options.restarts, options.adaptive)
-    adversary = _adversary(options, agent, name, epsilon, bar)
     attack = make_attack(
         name,
         agent,
         epsilon,
         options.norm,
         protocol=protocol(options.protocol),
-        adversary=adversary,
-        overrides=overrides,
+        adversary=_adversary(options, agent, name, epsilon, bar),
+        overrides=_overrides(options),
     )
     bar.start(f"{path.name} {name} {epsilon:g}", options.episodes)
+    episodes = _episodes(options)
     attacked = attack_runs.play(
         agent, attack, episodes, progress=lambda done, step: bar.update(done, f"step {step:,}")
     )
-    row = attack_runs.row_of(agent, attacked, episodes, options.protocol, command)
+    flags = "; ".join(f"flag: {f}" for f in attack_flags(attacked, epsilon))
+    row = attack_runs.row_of(agent, attacked, episodes, options.protocol, command, flags)
     say(
         f"{path}  {row.agent} on {row.environment}, smoothing {agent.smoothing}: {name} {options.norm} "
         f"{epsilon:g} ({row.units}), {options.protocol}: {row.mean:.1f} [{row.low:.1f}, {row.high:.1f}] "
-        f"(mean of {row.episodes} episodes, 95% interval; {row.note})",
+        f"(mean of {row.episodes} episodes, 95% interval{'; ' if row.note else ''}{row.note})",
         options.json,
     )
     return [row]
 
 
-def _adversary(options: Options, agent: Agent, name: str, epsilon: float, bar: Progress) -> Adversary | None:
-    from smoothrl.attacks import ENTRIES, load_adversary
+def _suite(
+    options: Options, path: Path, agent: Agent, epsilon: float, bar: Progress, command: str
+) -> list[ResultRow]:
+    from smoothrl.attacks import load_adversary
+    from smoothrl.learners.suite import run_suite
+    from smoothrl.protocols import protocol
 
-    if not ENTRIES[name].fitted:
+    given: dict[str, Adversary] = {}
+    if options.adversary is not None:
+        one = load_adversary(options.adversary)
+        given[one.info.kind] = one
+    now = ""
+
+    def progress(what: str, done: float, total: float, note: str) -> None:
+        nonlocal now
+        stage = what.split(" (")[0] + ("" if total > 1.0 else " fit")
+        if stage != now:
+            now = stage
+            bar.start(f"{path.name} {epsilon:g} {stage}", total, "episodes" if total > 1.0 else "of the fit")
+        bar.update(done, note or what)
+
+    report = run_suite(
+        agent,
+        epsilon,
+        options.norm,
+        episodes=_episodes(options),
+        protocol=protocol(options.protocol),
+        scale=options.fit,
+        folder=_folder(options),
+        adversaries=given,
+        overrides=_overrides(options),
+        command=command,
+        progress=progress,
+    )
+    for row in report.rows:
+        say(f"  {row.metric:10s} {row.mean:10.1f} [{row.low:.1f}, {row.high:.1f}]", options.json)
+    for skipped in report.skipped:
+        say(f"  skipped {skipped}", options.json)
+    worst = report.worst
+    say(
+        f"{path}  {worst.agent} on {worst.environment}, smoothing {agent.smoothing}, {options.norm} "
+        f"{epsilon:g} ({worst.units}), {options.protocol}: worst {worst.mean:.1f} [{worst.low:.1f}, {worst.high:.1f}] by "
+        f"{report.worst_attack} (mean of {worst.episodes} episodes, 95% interval)",
+        options.json,
+    )
+    for flag in report.flags:
+        say(f"  FLAG {flag}", options.json)
+    if not report.flags:
+        say("  no sanity flag", options.json)
+    return [*report.rows, worst]
+
+
+def _episodes(options: Options) -> Episodes:
+    from smoothrl.learners.attack_runs import Episodes
+
+    return Episodes(options.episodes, options.seed, options.env, options.lanes, options.max_steps)
+
+
+def _overrides(options: Options) -> Overrides:
+    from smoothrl.attacks import Overrides
+
+    return Overrides(options.steps, options.draws, options.restarts, options.adaptive)
+
+
+def _folder(options: Options) -> Path:
+    return options.out if options.out is not None else Path("runs") / "attacks"
+
+
+def _adversary(options: Options, agent: Agent, name: str, epsilon: float, bar: Progress) -> Adversary | None:
+    """The given adversary, or one fitted now (or in an earlier run) in the output folder."""
+    from smoothrl.attacks import ENTRIES, load_adversary
+    from smoothrl.learners.fit_attacks import fit_attack
+    from smoothrl.protocols import protocol
+
+    if not ENTRIES[name].fitted or epsilon == 0.0:
         return None
     if options.adversary is not None:
         return load_adversary(options.adversary)
-    return None
+    bar.start(f"fit {name} {epsilon:g}", 1.0, "of the fit")
+    file = fit_attack(
+        agent,
+        name,
+        epsilon,
+        options.norm,
+        folder=_folder(options) / "adversaries",
+        protocol=protocol(options.protocol),
+        scale=options.fit,
+        env_id=options.env,
+        seed=options.seed,
+        test=_episodes(options),
+        progress=lambda share, note: bar.update(share, note),
+    )
+    say(f"adversary: {file}", options.json)
+    return load_adversary(file)
