@@ -5,9 +5,9 @@
 The baseline is the released procedure written down plainly: one Gymnasium environment, one forward of batch
 one for each noise sample when collecting, one forward of the minibatch for each noise sample when updating,
 gradients through all of them, one torch optimiser a network. Ours is a pool, as `smoothrl train` runs it,
-with one stepping thread. Both are counted in CPU seconds of the whole process (stepping threads included), so a
-ratio is per core; the rounds alternate and the median of each side counts. Keeps its figures in results/
-unless --quick.
+with one stepping thread. Both are counted in CPU seconds of the whole process (stepping threads included),
+so a ratio is per core; the rounds alternate and the median of each side counts. Keeps its figures in
+results/ unless --quick.
 """
 
 from __future__ import annotations

@@ -261,6 +261,11 @@ def environment(config: PPOConfig, threads: int | None = None) -> tuple[EnvSpec,
     plan = resolve(Request(config.env_id, None, True, threads, "auto", None, dict(config.env_settings)))
     if plan.spec.is_image:
         raise UserError(f"{config.env_id} shows images; PPO here learns from vectors (images: a dqn method)")
+    if len(plan.spec.obs_shape) != 1:
+        raise UserError(
+            f"{config.env_id} shows observations of shape {plan.spec.obs_shape}; PPO here takes vectors, "
+            "flatten them in the environment"
+        )
     if plan.spec.action != "continuous":
         raise UserError(
             f"{config.env_id} has discrete actions; PPO here is for continuous ones, use a dqn method"
