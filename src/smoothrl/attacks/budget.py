@@ -53,9 +53,11 @@ class Budget:
     def settle(self, clean: Tensor, perturbed: Tensor) -> Tensor:
         """Projected, and rounded towards the clean observation where float32 would step over the budget."""
         kept = self.project(clean, perturbed.clone())
-        limit = (kept - clean).double() if self.norm == "l2" else None
         exact = kept.double() - clean.double()
-        over = exact.abs() > (self.epsilon if limit is None else limit.abs())
+        if self.norm == "linf":
+            over = exact.abs() > self.epsilon
+        else:
+            over = (self.size(exact) > self.epsilon).view(-1, *([1] * (clean.dim() - 1)))
         return torch.where(over, torch.nextafter(kept, clean), kept)
 
     def excess(self, clean: Tensor, perturbed: Tensor) -> float:

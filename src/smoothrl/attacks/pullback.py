@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from smoothrl import networks
 from smoothrl.agents import Agent
@@ -49,6 +48,28 @@ class _Chain(torch.autograd.Function):
         return g @ ctx.weights[0], None, *([None] * (2 * len(ctx.weights)))
 
 
+class _Parts(torch.autograd.Function):
+    """The network part by part; each part is passed forward again when its gradient is wanted."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, agent: Agent, size: int) -> Tensor:
+        ctx.agent, ctx.size = agent, size
+        ctx.save_for_backward(rows)
+        return torch.cat([forward(agent, part) for part in torch.split(rows, size)])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (rows,) = ctx.saved_tensors
+        found = []
+        parts = zip(torch.split(rows, ctx.size), torch.split(grads[0], ctx.size), strict=True)
+        for part, grad in parts:
+            with torch.enable_grad():
+                leaf = part.detach().requires_grad_(True)
+                out = forward(ctx.agent, leaf)
+            found.append(torch.autograd.grad(out, leaf, grad)[0])
+        return torch.cat(found), None, None
+
+
 def forward(agent: Agent, rows: Tensor) -> Tensor:
     """The base network's outputs on rows (n, ...), differentiable in them."""
     count = rows.shape[0]
@@ -66,11 +87,7 @@ def _in_parts(agent: Agent, rows: Tensor) -> Tensor:
     size = max(MIN_ROWS, PART_FLOATS // max(1, rows[0].numel()))
     if rows.shape[0] <= size or agent.batch_statistics:
         return agent.forward(rows)
-    if not (torch.is_grad_enabled() and rows.requires_grad):
-        return torch.cat([forward(agent, part) for part in torch.split(rows, size)])
-    return torch.cat(
-        [checkpoint(forward, agent, part, use_reentrant=False) for part in torch.split(rows, size)]
-    )
+    return _Parts.apply(rows, agent, size)  # type: ignore[no-untyped-call,no-any-return]
 
 
 def plain_mlp(network: nn.Module) -> networks.MLP | None:

@@ -181,8 +181,9 @@ def _suite(
     worst = report.worst
     say(
         f"{path}  {worst.agent} on {worst.environment}, smoothing {agent.smoothing}, {options.norm} "
-        f"{epsilon:g} ({worst.units}), {options.protocol}: worst {worst.mean:.1f} [{worst.low:.1f}, {worst.high:.1f}] by "
-        f"{report.worst_attack} (mean of {worst.episodes} episodes, 95% interval)",
+        f"{epsilon:g} ({worst.units}), {options.protocol}: worst {worst.mean:.1f} "
+        f"[{worst.low:.1f}, {worst.high:.1f}] by {report.worst_attack} (mean of {worst.episodes} "
+        "episodes, 95% interval)",
         options.json,
     )
     for flag in report.flags:
