@@ -205,7 +205,7 @@ def plan_of(kind: str, agent: Agent, protocol: Protocol, overrides: Overrides) -
             10, "fixed", 0.25, draws, restarts=1 if kind in ("pa-ad", "targeted") else 2, keep_best=True
         )
     elif kind == "pa-ad":
-        plan = Search(6, "decay", 0.6, draws, keep_best=True)
+        plan = Search(6, "decay", 1.0, draws, restarts=4, keep_best=True)
     else:
         plan = Search(4, "fixed", 2.0, draws, restarts=4)
     wanted = {k: v for k in ("steps", "draws", "restarts") if (v := getattr(overrides, k)) is not None}
