@@ -182,8 +182,8 @@ def test_killed_study_goes_on(tmp_path: Path) -> None:
     assert values(graph, folder) == values(graph, tmp_path / "unbroken")
 
 
-def slow_graph() -> Plan:
-    return Plan(toy("draw", i, sleep=0.1) for i in range(16))
+def slow_graph(sleep: float = 0.1) -> Plan:
+    return Plan(toy("draw", i, sleep=sleep) for i in range(16))
 
 
 def test_execute_is_idempotent(tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ class Options:
     """The page."""
     title: str = ""
     """Heading of the page."""
+    films: int = 24
+    """At most so many films of agents (a tenth of a megabyte each)."""
     markdown: Path | None = None
     """Also the table of all numbers in Markdown."""
     latex: Path | None = None
@@ -36,13 +38,13 @@ def main(argv: Sequence[str]) -> int:
     options = parse(Options, argv, "smoothrl report", Options.__doc__)
     command = "smoothrl report " + shlex.join(argv)
     from smoothrl.report import html
-    from smoothrl.report.data import gather
+    from smoothrl.report.data import gather, headline
     from smoothrl.storage import write_atomically
 
     if options.out.suffix not in (".html", ".htm"):
         raise UserError(f"--out {options.out}: the page is HTML; --markdown and --latex write tables")
-    data = gather(options.runs)
-    title = options.title or " and ".join(dict.fromkeys(s.title or s.name for s in data.sources))
+    data = gather(options.runs, max(0, options.films))
+    title = options.title or headline(data)
     texts = {options.out: html.render(data, title, command)}
     wanted = {"markdown": options.markdown, "latex": options.latex, "svg": options.svg}
     made = html.write_options(data, [kind for kind, path in wanted.items() if path is not None])

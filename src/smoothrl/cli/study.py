@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -38,8 +39,8 @@ class ShowOptions:
     """Episodes an evaluation."""
     bound_episodes: int | None = None
     """One-draw episodes of a return bound."""
-    fit_steps: int | None = None
-    """Steps of fitting a learned attack."""
+    fit: Literal["tiny", "quick", "full", "paper"] | None = None
+    """How much is spent on fitting a learned attack."""
     samples: int | None = None
     """Noise samples of one decision at test time."""
     protocol: Literal["sound", "paper"] | None = None
@@ -97,7 +98,7 @@ def _declared(options: ShowOptions) -> Study:
         seeds=options.seeds,
         episodes=options.episodes,
         bound_episodes=options.bound_episodes,
-        fit_steps=options.fit_steps,
+        fit=options.fit,
         samples=options.samples,
         protocol=options.protocol,
     )
@@ -167,6 +168,7 @@ def _run(argv: Sequence[str]) -> int:
         command="smoothrl study run " + shlex.join(argv),
     )
     display = Display()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         outcome = run_study(
             study,

@@ -19,6 +19,8 @@ from smoothrl.studies.plan import plan
 from smoothrl.studies.runner import look
 from smoothrl.studies.summary import SummaryRow, summarise
 
+MOST_FILMS = 24
+RESULTS_FILE = "results file"
 MEDIA = {".gif": "image/gif", ".webp": "image/webp", ".png": "image/png"}
 
 
@@ -72,8 +74,8 @@ class ReportData:
     """(what, sentence) of the certificates."""
 
 
-def gather(paths: Sequence[Path]) -> ReportData:
-    """Read every source; each kind of wrong path gives one sentence."""
+def gather(paths: Sequence[Path], films: int = MOST_FILMS) -> ReportData:
+    """Read every source, with at most so many films; each kind of wrong path gives one sentence."""
     if not paths:
         raise UserError("name at least one study folder, run folder or results file")
     data = ReportData()
@@ -85,13 +87,14 @@ def gather(paths: Sequence[Path]) -> ReportData:
             rows = read_rows(path)
             loose += rows
             command = next((r.command for r in rows if r.command), "")
-            data.sources.append(Source(path.name, "results file", command, f"{len(rows)} rows"))
+            data.sources.append(Source(path.name, RESULTS_FILE, command, f"{len(rows)} rows"))
         elif (path / "study.json").exists():
             _study(path, data)
         elif (path / "progress.csv").exists() or list(path.glob("*/progress.csv")):
             _run(path, data)
         else:
             raise UserError(f"{path}: neither a study folder, a run folder nor a results file")
+    data.films = data.films[:films]
     data.rows += loose
     data.summary += summarise(loose)
     if not data.rows and not data.learning:
@@ -99,12 +102,18 @@ def gather(paths: Sequence[Path]) -> ReportData:
     return data
 
 
+def headline(data: ReportData) -> str:
+    """A title for the page where none is given."""
+    titles = [s.title for s in data.sources if s.title not in ("", RESULTS_FILE)] or ["Results"]
+    return " and ".join(dict.fromkeys(titles[:2]))
+
+
 def _study(path: Path, data: ReportData) -> None:
     study, graph, store, command = open_study(path)
     outlook = look(plan(restricted(study, asked_for(store))), store)
     facts = f"{study.scale}; protocol {study.protocol}; {outlook.done} of {outlook.total} jobs done"
     rows = study_rows(graph, store)
-    data.sources.append(Source(study.name, study.title, command, facts))
+    data.sources.append(Source(study.name, study.title or study.name, command, facts))
     data.rows += rows
     data.summary += summarise(rows, selected_agents(graph, store))
     data.failures |= study_failures(path)

@@ -193,7 +193,7 @@ def _series(one: Series, across: _Scale, up: _Scale) -> list[str]:
 
 def span_chart(spans: Sequence[Span], x_label: str) -> str:
     """For each method a bar from its worst to its clean value; published values as hollow marks above."""
-    row, left, right, top, bottom = 30.0, 108.0, 14.0, 8.0, 40.0
+    row, left, right, top, bottom = 30.0, 122.0, 14.0, 8.0, 40.0
     height = top + row * len(spans) + bottom
     values = [
         v

@@ -66,6 +66,7 @@ METRICS: dict[str, Metric] = {
 }
 """What a study can measure. `suite` reports the worst of several attacks."""
 
+FITS = ("tiny", "quick", "full", "paper")
 SMOOTHING = {"ppo": "median", "dqn": "vote"}
 
 
@@ -130,6 +131,8 @@ class Evaluation:
     """Noise samples of one decision or one state; the entry's where not given."""
     environments: tuple[str, ...] = ()
     """Only these; all where empty."""
+    methods: tuple[str, ...] = ()
+    """Only these; all where empty."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Further options of the attack or certificate."""
 
@@ -156,8 +159,8 @@ class Study:
     """Seeds are first_seed, first_seed + 1, ..."""
     steps: int | None = None
     """Environment steps of a training; the method's preset where not given."""
-    fit_steps: int | None = None
-    """Steps of fitting one learned attack; the attack's default where not given."""
+    fit: str = "quick"
+    """How much is spent on fitting a learned attack: tiny, quick, full or paper."""
     episodes: int = 50
     """Episodes of an evaluation."""
     bound_episodes: int = 1000
@@ -176,6 +179,8 @@ class Study:
     """Options of every training (preset, denoiser ...); an entry's own come first."""
     family_steps: Mapping[str, int] = field(default_factory=dict)
     """Steps for one family (ppo, dqn) or one method, where they differ from `steps`."""
+    films: bool = True
+    """Whether short films of the agents, clean and under attack, are made for the report."""
 
     def sigma_of(self, entry: Entry, environment: str) -> float | None:
         if not entry.smoothed:
@@ -196,7 +201,7 @@ class Study:
         """The knob's position, as every row of the results carries it."""
         steps = "preset steps" if self.steps is None else f"{self.steps} steps"
         own = "".join(f" ({k}: {v})" for k, v in sorted(self.family_steps.items()))
-        return f"{steps}{own}, {self.seeds} seeds, {self.episodes} episodes"
+        return f"{steps}{own}, {self.seeds} seeds, {self.episodes} episodes, {self.fit} fits"
 
 
 def scaled(
@@ -206,7 +211,7 @@ def scaled(
     seeds: int | None = None,
     episodes: int | None = None,
     bound_episodes: int | None = None,
-    fit_steps: int | None = None,
+    fit: str | None = None,
     samples: int | None = None,
     protocol: str | None = None,
 ) -> Study:
@@ -215,7 +220,6 @@ def scaled(
         "seeds": seeds,
         "episodes": episodes,
         "bound_episodes": bound_episodes,
-        "fit_steps": fit_steps,
         "samples": samples,
     }
     for name, value in {**numbers, "steps": steps}.items():
@@ -224,6 +228,8 @@ def scaled(
     changes: dict[str, Any] = {k: v for k, v in numbers.items() if v is not None}
     if steps is not None:
         changes |= {"steps": steps, "family_steps": {}}
+    if fit is not None:
+        changes["fit"] = fit
     if protocol is not None:
         changes["protocol"] = protocol
     if episodes is not None:
@@ -282,6 +288,8 @@ def checked(study: Study) -> Study:
         if token in study.name or study.name.startswith("."):
             raise UserError(f"study name {study.name!r}: it names a folder, so no slashes and no leading dot")
     named_protocol(study.protocol)
+    if study.fit not in FITS:
+        raise unknown("scale of fitting", study.fit, FITS)
     if not 0.0 < study.alpha < 1.0:
         raise UserError(f"study {study.name!r}: alpha {study.alpha} must lie between 0 and 1")
     if min(study.seeds, study.episodes, study.bound_episodes, study.samples) < 1:
@@ -326,6 +334,10 @@ def _check_evaluation(study: Study, evaluation: Evaluation) -> None:
     if evaluation.metric not in METRICS:
         raise unknown("metric", evaluation.metric, METRICS)
     kind = METRICS[evaluation.metric].kind
+    names = {e.name for e in study.methods}
+    for name in evaluation.methods:
+        if name not in names:
+            raise unknown(f"method of study {study.name!r}", name, names)
     if evaluation.norm not in ("", "linf", "l2"):
         raise unknown("norm", evaluation.norm, ("linf", "l2"))
     if kind in ("attack", "suite") and not evaluation.epsilon:
@@ -380,7 +392,7 @@ def _list(plain: Mapping[str, Any], key: str, where: str) -> list[Any]:
 
 
 _TUPLES = ("epsilon", "environments", "tables", "select", "methods", "evaluations")
-_NUMBERS = ("steps", "fit_steps", "seeds", "first_seed", "episodes", "bound_episodes", "samples")
+_NUMBERS = ("steps", "seeds", "first_seed", "episodes", "bound_episodes", "samples")
 
 
 def _record(kind: type[T], data: Any, where: str) -> T:
@@ -406,7 +418,7 @@ def _setting(key: str, value: Any, where: str) -> Any:
         return tuple(value) if isinstance(value, list | tuple) else (value,)
     if key in _NUMBERS and (isinstance(value, bool) or not isinstance(value, int | None)):
         raise UserError(f"{where}: {key} = {value!r} must be a whole number")
-    if key in ("method", "metric", "label", "base", "norm", "protocol", "file") and not isinstance(
+    if key in ("method", "metric", "label", "base", "norm", "protocol", "file", "fit") and not isinstance(
         value, str
     ):
         raise UserError(f"{where}: {key} = {value!r} must be text")

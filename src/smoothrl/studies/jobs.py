@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,8 @@ from smoothrl.studies.work import Context, JobFunction
 
 if TYPE_CHECKING:
     from smoothrl.agents import Agent
+    from smoothrl.attacks import Adversary
+    from smoothrl.learners.attack_runs import Attacked
 
 
 def nothing(job: JobSpec, context: Context) -> list[ResultRow]:
@@ -219,55 +221,49 @@ def evaluate(job: JobSpec, context: Context) -> list[ResultRow]:
 def _played(
     job: JobSpec, context: Context, agent: Agent, epsilon: float | None, number: int, count: int
 ) -> ResultRow:
-    from smoothrl import rollout
     from smoothrl.attacks import make_attack
+    from smoothrl.learners import attack_runs
     from smoothrl.protocols import protocol
 
     p = job.params
-    attack = None
+    attack, adversary = None, None
     if epsilon is not None:
+        adversary = _adversary(context, epsilon) if "attack" in job.needs and epsilon else None
         attack = make_attack(
             p["metric"],
             agent,
             epsilon,
             p["norm"],
             protocol=protocol(p["protocol"]),
-            adversary=_adversary(context, epsilon) if "attack" in job.needs else None,
+            adversary=adversary,
         )
-    done_before = number * p["episodes"]
-    result = rollout.evaluate(
+    before, whole = number * p["episodes"], count * p["episodes"]
+    episodes = attack_runs.Episodes(p["episodes"], p["seed"])
+    played = attack_runs.play(
         agent,
-        episodes=p["episodes"],
-        seed=p["seed"],
-        attack=attack,
-        progress=lambda done, step: context.tick(done_before + done, count * p["episodes"], f"step {step:,}"),
+        attack,
+        episodes,
+        progress=lambda done, step: context.tick(before + done, whole, f"step {step:,}"),
     )
-    if result.interrupted:
+    if played.results.interrupted:
         raise KeyboardInterrupt
-    row = rollout.result_row(
-        agent,
-        result,
-        p["metric"],
-        p["seed"],
-        epsilon=epsilon,
-        norm=p["norm"] if attack is not None else "",
-        protocol=p["protocol"],
-        note=_health(attack),
-        command=context.settings.command,
+    row = attack_runs.row_of(
+        agent, played, episodes, p["protocol"], context.settings.command, _warning(played, adversary)
     )
     return replace(row, agent_seed=row.agent_seed if p["agent_seed"] is None else p["agent_seed"])
 
 
-def _health(attack: Any) -> str:
-    """What the attack's own gradients say against trusting its number."""
-    health = getattr(attack, "health", None)
-    if health is None or not health.rows:
-        return ""
-    flags = []
-    if health.zero > 0.05 * health.rows:
+def _warning(played: Attacked, adversary: Adversary | None) -> str:
+    """What speaks against trusting the number of an attack."""
+    health, flags = played.health, []
+    if health.rows and health.zero > 0.05 * health.rows:
         flags.append(f"flag: {100 * health.zero / health.rows:.0f} % of the gradients are exactly zero")
     if health.broken:
         flags.append(f"flag: {health.broken} gradients are not finite")
+    if played.excess > 0.0:
+        flags.append(f"flag: the perturbation leaves the budget by {played.excess:.2g}")
+    if adversary is not None and adversary.info.notes.get("still_improving"):
+        flags.append("flag: the adversary was still improving when its training stopped")
     return "; ".join(flags)
 
 
@@ -315,17 +311,61 @@ def _suite(job: JobSpec, context: Context, agent: Agent) -> list[ResultRow]:
     raise UserError("the suite is not available in studies yet; name single attacks")
 
 
-def _adversary(context: Context, epsilon: float) -> Any:
+def _adversary(context: Context, epsilon: float) -> Adversary:
     from smoothrl.attacks import load_adversary
 
     files = context.needs_done("attack")["artefacts"]["adversaries"]
-    name = files.get(f"{epsilon:g}", files.get("any"))
-    return load_adversary(context.inputs["attack"] / name)
+    return load_adversary(context.inputs["attack"] / files[f"{epsilon:g}"])
 
 
 def fit(job: JobSpec, context: Context) -> list[ResultRow]:
-    """Fit a learned attack against the agent, for each budget."""
-    raise UserError("learned attacks cannot be fitted yet")
+    """Fit a learned attack against the agent, for each budget; killed, it goes on where it was."""
+    from smoothrl.learners.attack_runs import Episodes
+    from smoothrl.learners.fit_attacks import fit_attack
+    from smoothrl.protocols import protocol
+
+    agent, p = acting_agent(job, context), job.params
+    found = {}
+    budgets = [e for e in p["epsilon"] if e > 0.0]
+
+    def told(number: int) -> Callable[[float, str], None]:
+        return lambda share, note: context.tick(number + share, len(budgets), note)
+
+    for number, epsilon in enumerate(budgets):
+        path = fit_attack(
+            agent,
+            p["attack"],
+            epsilon,
+            p["norm"],
+            folder=context.folder,
+            protocol=protocol(p["protocol"]),
+            scale=p["scale"],
+            seed=p["seed"],
+            test=Episodes(p["episodes"], p["seed"]),
+            progress=told(number),
+        )
+        found[f"{epsilon:g}"] = path.name
+    context.artefacts["adversaries"] = found
+    return []
+
+
+def film(job: JobSpec, context: Context) -> list[ResultRow]:
+    """Short films for the report: clean, and under the strongest attack that needs no fitting."""
+    from smoothrl.attacks import make_attack
+    from smoothrl.protocols import protocol
+    from smoothrl.studies.film import shoot
+
+    agent, p = acting_agent(job, context), job.params
+    films = [("clean", shoot(agent, None, p["seed"], context.folder / "clean"), "")]
+    if p["budget"]:
+        attack = make_attack(p["attack"], agent, p["budget"], p["norm"], protocol=protocol(p["protocol"]))
+        shot = shoot(agent, attack, p["seed"], context.folder / "attacked")
+        films.append((f"under {p['attack']}", shot, f"{p['norm']} budget {p['budget']:g}. "))
+    context.artefacts["films"] = [
+        {"file": shot.path.name, "title": title, "caption": f"{words}Return {shot.total:,.1f} {shot.when}"}
+        for title, shot, words in films
+    ]
+    return []
 
 
 def certify(job: JobSpec, context: Context) -> list[ResultRow]:
@@ -373,4 +413,5 @@ JOBS: dict[str, JobFunction] = {
     "fit": fit,
     "evaluate": evaluate,
     "certify": certify,
+    "film": film,
 }

@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -62,8 +64,16 @@ class _Worker:
     job: JobSpec | None = None
 
 
-def _serve(pipe: Connection, root: str, settings: Settings) -> None:
+def _follow(parent: int) -> None:
+    """End with the study's own process, however that ended: nobody else may write into its folder."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
+def _serve(pipe: Connection, root: str, settings: Settings, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_follow, args=(parent,), daemon=True).start()
     pin_threads(settings.threads)
     while True:
         try:
@@ -132,7 +142,7 @@ class Local:
     def _start(self) -> _Worker:
         ours, theirs = self._context.Pipe()
         process = self._context.Process(
-            target=_serve, args=(theirs, self._root, self._settings), daemon=False
+            target=_serve, args=(theirs, self._root, self._settings, os.getpid()), daemon=False
         )
         with _pinned(self._settings.threads):
             process.start()

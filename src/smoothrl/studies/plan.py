@@ -110,6 +110,8 @@ class _Grower:
             if self.selects(metric)
         }
         chosen = self.select(pool, scored)
+        if self.study.films:
+            self.film(pool, chosen)
         for evaluation in self.evaluations():
             if evaluation.on == "selected" and chosen is not None:
                 self.measure(evaluation, chosen, None, "agent", self.entry)
@@ -126,6 +128,7 @@ class _Grower:
             for e in self.study.evaluations
             if applies(METRICS[e.metric], self.entry)
             and (not e.environments or self.environment in e.environments)
+            and (not e.methods or self.entry.name in e.methods)
             and (e.agents == "all" or (e.agents == "smoothed") == self.entry.smoothed)
         ]
 
@@ -233,6 +236,31 @@ class _Grower:
             JobSpec(kind, params, needs, f"{e.metric} of {who}", self.cost(metric, episodes, e), tags)
         )
 
+    def film(self, pool: str, chosen: str | None) -> None:
+        """A short film of the agent that stands for the method."""
+        attacks = [
+            e
+            for e in self.evaluations()
+            if METRICS[e.metric].kind == "attack" and not METRICS[e.metric].fitted
+        ]
+        named = [e for e in attacks if e.metric not in ("random", "fgsm")] or attacks
+        budget = max((max(e.epsilon) for e in named), default=0.0)
+        acting = self.acting(self.entry)
+        params = {
+            "attack": named[-1].metric if named else "",
+            "agent_seed": None if chosen else self.members()[0],
+            "budget": budget,
+            "norm": (named[-1].norm or METRICS[named[-1].metric].norm) if named else "",
+            **acting,
+            "samples": (self.entry.samples or self.study.samples) if acting["sigma"] is not None else None,
+            "seed": 0,
+            "protocol": self.study.protocol,
+        }
+        needs = {"agent": chosen} if chosen else {"agents": pool}
+        tags = {"agent": self.entry.name, "environment": self.environment, "scale": self.study.scale}
+        label = f"film of {self.entry.name} on {self.environment}"
+        self.graph.add(JobSpec("film", params, needs, label, 5.0, tags))
+
     def cost(self, metric: Metric, episodes: int, e: Evaluation) -> float:
         a_step = 4.0 if self.entry.family == "dqn" else 0.25
         if metric.kind == "certify" and e.metric == "reward_lower_bound":
@@ -249,12 +277,13 @@ class _Grower:
             "norm": e.norm or METRICS[e.metric].norm,
             **acting,
             "samples": self.study.samples if acting["sigma"] is not None else None,
-            "steps": self.study.fit_steps,
+            "scale": self.study.fit,
+            "episodes": e.episodes or self.study.episodes,
             "protocol": self.study.protocol,
             "seed": 0,
             "options": dict(e.options),
         }
-        cost = 120.0 if self.study.fit_steps is None else 5.0 + self.study.fit_steps / 500.0
+        cost = {"tiny": 5.0, "quick": 90.0, "full": 900.0, "paper": 4000.0}[self.study.fit]
         return self.graph.add(JobSpec("fit", params, {role: agents}, f"fit {e.metric} against {who}", cost))
 
 

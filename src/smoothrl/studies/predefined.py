@@ -52,6 +52,7 @@ def _ppo(name: str, title: str, tables: tuple[str, ...], **rest: object) -> Stud
         "seeds": 15,
         "select": SELECT,
         "protocol": "paper",
+        "fit": "paper",
     }
     return Study(name=name, title=title, tables=tables, **{**values, **rest})  # type: ignore[arg-type]
 
@@ -63,6 +64,7 @@ def _dqn(name: str, title: str, tables: tuple[str, ...], **rest: object) -> Stud
         "sigma": ATARI_SIGMA,
         "episodes": 5,
         "protocol": "paper",
+        "fit": "paper",
     }
     return Study(name=name, title=title, tables=tables, **{**values, **rest})  # type: ignore[arg-type]
 
@@ -304,13 +306,15 @@ def quick() -> Study:
             *(Evaluation(a, (0.05, 0.1), environments=first) for a in ("random", "fgsm", "mad")),
             Evaluation("s-mad", (0.1,), environments=first),
             *(
-                Evaluation(a, (0.1,), on="selected", environments=first)
-                for a in ("min-rs", "optimal", "pa-ad")
+                Evaluation(a, (0.1,), on="selected", methods=("ppo", "ppo+rs", "s-ppo"))
+                for a in ("min-rs", "optimal")
             ),
+            *(Evaluation(a, (0.1,), on="selected", methods=("s-ppo",)) for a in ("s-min-rs", "s-optimal")),
             *(Evaluation(a, (0.1,), environments=(freeway,)) for a in ("random", "fgsm")),
             Evaluation("pgd", (0.05, 0.1), agents="plain"),
             Evaluation("s-pgd", (0.05, 0.1), agents="smoothed"),
-            Evaluation("pa-ad", (0.1,), on="selected", environments=(freeway,)),
+            Evaluation("pa-ad", (0.1,), on="selected", methods=("ppo", "ppo+rs", "s-ppo", "dqn")),
+            Evaluation("s-pa-ad", (0.1,), on="selected", methods=("s-ppo", "s-dqn")),
             Evaluation("certified_radius", on="selected", samples=50, episodes=2),
             replace(ADIV, samples=50),
             Evaluation("reward_lower_bound", (0.001, 0.005, 0.01), on="selected"),
@@ -319,11 +323,45 @@ def quick() -> Study:
         seeds=2,
         steps=16_384,
         family_steps={"ppo": 16_384, "dqn": 8_000},
-        fit_steps=4_096,
+        fit="tiny",
         episodes=8,
         bound_episodes=100,
         samples=20,
         sigma={ANY: 0.1, freeway: 0.3},
+        select=("clean", "mad"),
+    )
+
+
+def demo() -> Study:
+    """What `smoothrl demo` runs: the whole story in minutes on two cores."""
+    pendulum, breakout = "InvertedPendulum-v4", "MinAtar/Breakout-v1"
+    first, second = (pendulum,), (breakout,)
+    return Study(
+        "demo",
+        (
+            *(Entry(name, environments=first) for name in ("ppo", "ppo+rs", "s-ppo")),
+            *(replace(e, environments=second, seeds=1) for e in (Entry("dqn"), Entry("dqn+rs"), S_DQN)),
+        ),
+        (pendulum, breakout),
+        (
+            Evaluation("clean"),
+            *(Evaluation(a, (0.1, 0.2, 0.3), environments=first) for a in ("random", "fgsm", "mad")),
+            *(Evaluation(a, (0.05, 0.1, 0.15), environments=second, episodes=10) for a in ("random", "fgsm")),
+            Evaluation("pgd", (0.05, 0.1, 0.15), agents="plain", episodes=10),
+            Evaluation("s-pgd", (0.05, 0.1, 0.15), agents="smoothed", episodes=10),
+            Evaluation("certified_radius", on="selected", samples=60, episodes=4),
+            replace(ADIV, episodes=5, samples=60),
+            Evaluation("reward_lower_bound", (0.001, 0.002, 0.004, 0.006), on="selected", environments=first),
+        ),
+        title="Smoothed agents in minutes",
+        seeds=2,
+        steps=49_152,
+        family_steps={"ppo": 49_152, "dqn": 60_000, "s-dqn": 12_000},
+        fit="tiny",
+        episodes=20,
+        bound_episodes=300,
+        samples=50,
+        sigma={ANY: 0.15, breakout: 0.2},
         select=("clean", "mad"),
     )
 
@@ -342,6 +380,7 @@ _MAKERS: tuple[Callable[[], Study], ...] = (
     minatar,
     released_hopper,
     quick,
+    demo,
 )
 STUDIES: dict[str, Callable[[], Study]] = {make.__name__.replace("_", "-"): make for make in _MAKERS}
 """The predefined studies by name."""
