@@ -150,7 +150,7 @@ def train(conf, path, **kw):
 @pytest.mark.parametrize("lanes", [1, 2])
 def test_each_member_of_a_pool_is_the_run_with_its_seed(tmp_path, name, lanes):
     """Some hundred updates: the same environments, draws and parameters, whatever the company."""
-    settings = {"iterations": 12, "lanes": lanes, "epochs": 5, "value_epochs": 5, "train_samples": 5}
+    settings = {"iterations": 8, "lanes": lanes, "epochs": 5, "value_epochs": 5, "train_samples": 5}
     pool = train(config(name, (3, 4, 5), **settings), tmp_path / "pool")
     for seed, path in zip((3, 4, 5), pool, strict=True):
         (single,) = train(config(name, (seed,), **settings), tmp_path / f"single-{seed}")
@@ -194,7 +194,7 @@ def digests(folder):
 
 @pytest.mark.parametrize("name", ["s-ppo"])
 def test_killed_at_random_times_and_resumed_ends_with_the_same_bits(tmp_path, name):
-    settings = {**QUICK, "steps": 128 * 30}
+    settings = {**QUICK, "steps": 128 * 25}
     script = SCRIPT.replace("{settings!r}", repr(settings))
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
 
