@@ -292,9 +292,13 @@ class DnCNN(nn.Module):
 
 
 class FastDenoiser(nn.Module):
-    """A residual denoiser on the pixel-unshuffled image: the same receptive field at 1/factor^2 the cost."""
+    """A small residual denoiser, on request on the pixel-unshuffled image at 1/factor^2 the cost.
 
-    def __init__(self, channels: int = 1, width: int = 64, depth: int = 5, factor: int = 4) -> None:
+    It must carry the noise to take it away, so `width` should exceed `channels * factor^2` well: on Pong with
+    sigma 0.1, 48 channels at factor 4 leave all of the noise, 16 channels at full resolution 6 % of it.
+    """
+
+    def __init__(self, channels: int = 1, width: int = 16, depth: int = 4, factor: int = 1) -> None:
         super().__init__()
         inner = channels * factor**2
         sizes = [inner, *([width] * (depth - 1)), inner]

@@ -181,11 +181,11 @@ class SDQNConfig(QConfig):
     """Digest of the frozen base agent."""
     denoiser: Literal["dncnn", "fast", "mlp"] = "fast"
     """The paper's 17 layers; a small one on the pixel-unshuffled image; or one for vectors."""
-    denoiser_width: int = 64
+    denoiser_width: int = 16
     """Channels (units) of the denoiser."""
-    denoiser_depth: int = 5
+    denoiser_depth: int = 4
     """Layers of the denoiser."""
-    denoiser_factor: int = 4
+    denoiser_factor: int = 1
     """Pixel-unshuffling of the fast denoiser."""
     lambda_reconstruction: float = 1.0
     """lambda_1: weight of the reconstruction loss."""
