@@ -43,7 +43,8 @@ class Dense:
     def backward(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Coefficients (..., k, out) of the output to those of the input, and the constant (..., k)."""
         constant = (rows * self.bias.unsqueeze(-2)).sum(-1)
-        return rows @ self.weight.transpose(-1, -2).unsqueeze(-3), constant
+        back = rows.flatten(-3, -2) @ self.weight.transpose(-1, -2)
+        return back.view(*rows.shape[:-1], -1), constant
 
 
 @dataclass(frozen=True)
@@ -406,16 +407,17 @@ def _tanh_lines(lower: Tensor, upper: Tensor) -> Lines:
 
 def _tanh_above(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
     """A line above tanh: the chord if tanh stays below it, else the tangent at a point right enough."""
-    at_low = torch.tanh(lower)
+    at_low = networks.fast_tanh(lower)
     width = (upper - lower).clamp(min=1e-6)
-    chord = ((torch.tanh(upper) - at_low) / width).clamp(0.0, 1.0)
+    at_high = networks.fast_tanh(upper)
+    chord = ((at_high - at_low) / width).clamp(0.0, 1.0)
     touch = _touching_point(lower)
     point = torch.where(lower >= 0, (lower + upper) / 2, torch.maximum(touch, (lower + upper) / 2))
     below_chord = (upper <= 0) | ((lower < 0) & (touch >= upper))
-    at_point = torch.tanh(point)
+    at_point = networks.fast_tanh(point)
     tangent = 1 - at_point**2
     slope = torch.where(below_chord, chord, tangent)
-    offset = torch.where(below_chord, torch.tanh(upper) - chord * upper, at_point - tangent * point)
+    offset = torch.where(below_chord, at_high - chord * upper, at_point - tangent * point)
     return slope, offset
 
 
@@ -430,7 +432,7 @@ def _touching_point(lower: Tensor) -> Tensor:
         point = table[place.ceil().long().clamp_max(_TOUCH_CELLS)].to(lower.dtype)
     if not (torch.is_grad_enabled() and lower.requires_grad):
         return point
-    at = torch.tanh(point)
+    at = networks.fast_tanh(point)
     slope = (2 * at * (1 - at**2) * (point - lower)).clamp(min=1e-6)
     newton = -_touch(point, lower) / slope
     return point + (newton - newton.detach())
