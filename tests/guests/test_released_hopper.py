@@ -38,6 +38,15 @@ def test_distance_counts_both_samples() -> None:
     assert math.isnan(page.distance(row("s-ppo", "clean", 1.0), 2.0))
 
 
+def test_bounds_are_compared_by_counted_episodes() -> None:
+    returns = np.arange(1000.0)
+    assert page.count_distance(returns, 148.0, 0.148) == 0.0
+    wanted = 0.022 / math.sqrt(2 * 0.148 * 0.852 / 1000)
+    assert math.isclose(page.count_distance(returns, 170.0, 0.148), wanted)
+    clustered = np.where(returns < 148, 985.0, 1046.0)
+    assert page.count_distance(clustered, 1046.0, 0.148) == 0.0
+
+
 def test_page_is_filled_between_its_marks_and_again(tmp_path: Path) -> None:
     for name, protocol in (("p", "paper"), ("s", "sound")):
         folder = tmp_path / name

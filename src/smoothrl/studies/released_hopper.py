@@ -7,7 +7,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -31,14 +31,17 @@ class Table:
     """The rows of one study folder by agent, metric and epsilon."""
 
     rows: dict[Key, ResultRow]
+    counts: dict[Key, float] = field(default_factory=dict)
+    """Distance of each published return bound, counted in episodes (`count_distance`)."""
 
     @classmethod
     def read(cls, folder: Path) -> Table:
         """The results of a study, the interval of each return bound added from its certificate's returns."""
         found = {(r.agent, r.metric, r.epsilon): r for r in read_rows(folder / "results.csv")}
+        counts: dict[Key, float] = {}
         for record in _return_records(folder):
-            _add_intervals(found, record)
-        return cls(found)
+            _add_intervals(found, counts, record)
+        return cls(found, counts)
 
     def with_exact_bounds(self, folder: Path) -> Table:
         """The exact return bounds from the episodes that another study of the same agents kept."""
@@ -86,17 +89,31 @@ def _return_records(folder: Path) -> Iterator[dict[str, object]]:
             yield record
 
 
-def _add_intervals(rows: dict[Key, ResultRow], record: dict[str, object]) -> None:
+def _add_intervals(rows: dict[Key, ResultRow], counts: dict[Key, float], record: dict[str, object]) -> None:
     """A bootstrap interval over episodes for the bound as a number: how far it would move on a repetition."""
     data, parameters = record["data"], record["parameters"]
     assert isinstance(data, dict)
     assert isinstance(parameters, dict)
     returns = np.asarray(decode(data["returns"]), np.float64)
+    levels = return_bound(returns, **parameters).level
     for i, epsilon in enumerate(BOUND_PPO):
         for key, row in list(rows.items()):
             if key[1:] == ("reward_lower_bound", epsilon) and row.agent_hash == record["agent_hash"]:
                 low, high = _bound_interval(returns, parameters, i)
                 rows[key] = replace(row, low=low, high=high, level=0.95)
+                theirs = published(row)
+                if theirs is not None:
+                    counts[key] = count_distance(returns, theirs, float(levels[i]))
+
+
+def count_distance(returns: Floats, theirs: float, level: float) -> float:
+    """How many more of our episodes lie below the published percentile than should, in standard errors.
+
+    Returns cluster, so a percentile may jump where a few episodes more or fewer fall; their number does not.
+    Both numbers are samples of as many episodes.
+    """
+    share = float((returns < theirs).mean())
+    return (share - level) / math.sqrt(2.0 * level * (1.0 - level) / len(returns))
 
 
 def _bound_interval(returns: Floats, parameters: dict[str, object], at: int) -> tuple[float, float]:
@@ -185,6 +202,8 @@ def bounds_table(table: Table) -> list[str]:
             f"| {agent} | paper | " + " | ".join("-" if t is None else f"{t:.0f}" for t in theirs) + " |"
         )
         lines.append("| | measured | " + " | ".join(measured(r) for r in rows) + " |")
+        far = [table.counts.get((agent, "reward_lower_bound", e)) for e in BOUND_PPO]
+        lines.append("| | distance | " + " | ".join("-" if d is None else f"{d:+.1f}" for d in far) + " |")
     return lines
 
 
@@ -279,7 +298,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     page = filled(options.page.read_text(encoding="utf-8"), tables)
     options.page.write_text(page, encoding="utf-8")
     rows = [*paper.rows.values(), *sound.rows.values()]
-    short = [replace(r, returns=r.returns if (r.episodes or 0) <= 50 else ()) for r in rows]
+    short = [
+        replace(
+            row,
+            returns=row.returns if (row.episodes or 0) <= 50 else (),
+            command=f"smoothrl study run released-hopper --files DIR --protocol {row.protocol}",
+        )
+        for row in rows
+    ]
     sys.stdout.write(f"{write_rows(short, options.page.with_suffix('.csv'))}\n")
     return 0
 
