@@ -1,24 +1,23 @@
-"""Speed of the discrete-action learners, as ratios measured in one run on one core.
+"""Speed and memory of the discrete-action learners on one core.
 
-    python benchmarks/dqn_speed.py [--quick] [--json FILE]
-
-1. acting with 100 votes: the fast denoiser against DnCNN-17, both as trained (fp32);
-2. an S-DQN update (DnCNN-17, batch 64, 84 x 84) against the straightforward one: fp32, channels-first, weight
-   gradients of the frozen Q-network computed and thrown away, as the released procedure does;
-3. DnCNN-17 votes: bf16, channels-last, folded against plain fp32, and how many votes differ;
-4. where a training spends its time: environment, network arithmetic, the rest.
-"""
+1. Acting with 100 votes: the fast denoiser against DnCNN-17, both as trained (fp32).
+2. An S-DQN update (DnCNN-17, batch 64, 84 x 84) against the straightforward one: fp32, channels-first, weight
+   gradients of the frozen Q-network computed and thrown away, as the released procedure does.
+3. DnCNN-17 votes: bf16, channels-last, folded against plain fp32, and how many votes differ.
+4. Where a training spends its time: environment, network arithmetic, the rest.
+5. Peak memory of an Atari training with a replay of 200,000."""
 
 from __future__ import annotations
 
 import argparse
-import json
+import resource
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import common
 import numpy as np
 import torch
 from torch import nn
@@ -31,7 +30,8 @@ from smoothrl.learners.replay import Batch
 from smoothrl.learners.run_directory import RunDirectory
 from smoothrl.learners.s_dqn import SDQNLearner
 
-SPEC = envs.spec("PongNoFrameskip-v4", profile="single-frame")
+PONG = "PongNoFrameskip-v4"
+SPEC = envs.spec(PONG, profile="single-frame")
 
 
 def seconds(call: Callable[[], Any], repeats: int) -> float:
@@ -67,13 +67,18 @@ def denoised(denoiser: nn.Module) -> networks.DenoisedQ:
 
 
 def voting(votes: int, repeats: int) -> dict[str, float]:
-    """Ratios 1 and 3."""
+    """Ratios 1 and 3. The Q-values are centred over the noisy copies, so that votes split and many are close."""
     clean = torch.from_numpy(frames(1)).float() / 255.0
     noisy = clean + 0.1 * torch.randn(votes, 1, 84, 84, generator=torch.Generator().manual_seed(1))
     plain = denoised(networks.DnCNN())
     fast = denoised(networks.FastDenoiser())
     quick = networks.frozen(networks.FastVotes(plain))
     with torch.no_grad():
+        q = plain.q
+        assert isinstance(q, networks.NatureQ)
+        head = q.advantage[-1]
+        assert isinstance(head, nn.Linear)
+        head.bias -= plain(noisy).mean(0)
         slow_time = seconds(lambda: plain(noisy), repeats)
         fast_time = seconds(lambda: fast(noisy), 3 * repeats)
         quick_time = seconds(lambda: quick(noisy), repeats)
@@ -172,26 +177,64 @@ def profile(env: str, steps: int, **changes: Any) -> dict[str, float]:
     return {"steps_per_s": done / whole, **shares, "rest_share": rest / whole}
 
 
+def show(
+    name: str, what: str, value: float, target: str, met: bool, detail: object = None, unit: str = "x"
+) -> None:
+    """One line on the terminal, nothing kept."""
+    print(f"{name}: {value:.4g} {unit} (target {target}) {detail or ''}")
+
+
+def figures(few: bool) -> None:
+    """Measure everything; keep it unless the run was a quick one."""
+    record = show if few else common.record
+    votes = voting(20 if few else 100, 1 if few else 3)
+    ratio = votes["fast_over_dncnn"]
+    what = "acting with 100 votes: fast denoiser against DnCNN-17"
+    record("dqn_fast_denoiser", what, ratio, ">= 12x", ratio >= 12, votes)
+    ratio = votes["bf16_over_fp32"]
+    what = (
+        f"DnCNN-17 votes, bf16 folded channels-last against fp32 ({votes['votes_that_differ']} votes differ)"
+    )
+    record("dqn_dncnn_precision", what, ratio, ">= 1.7x", ratio >= 1.7, votes)
+    update = updates(8 if few else 64, 1 if few else 3)
+    ratio = update["update_ratio"]
+    what = "S-DQN update (DnCNN-17) against fp32 channels-first with the frozen network's gradients"
+    record("dqn_s_dqn_update", what, ratio, ">= 1.5x", ratio >= 1.5, update)
+    for name, env, steps, changes in (
+        ("minatar", "MinAtar/Breakout-v1", 12_000 if few else 40_000, {}),
+        (
+            "pong",
+            PONG,
+            2_000 if few else 8_000,
+            {"warmup": 1_000, "explore_steps": 1_000, "capacity": 200_000},
+        ),
+    ):
+        shares = profile(env, steps, **changes)
+        rest = shares["rest_share"]
+        what = f"dqn on {env}: time outside environment stepping and network arithmetic"
+        record(f"dqn_profile_{name}", what, 100 * rest, "< 15 %", rest < 0.15, shares, unit="%")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6 + replay_gigabytes(200_000)
+    what = "Atari training with a replay of 200,000: peak memory plus the whole replay file"
+    record("dqn_memory", what, peak, "< 8 GB", peak < 8, unit="GB")
+
+
+def replay_gigabytes(capacity: int) -> float:
+    """Size of the file of frames."""
+    config = dqn.preset_config("dqn", PONG, capacity=capacity)
+    spec = dqn.discrete_spec(PONG, config.env_settings, "dqn")
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        with RunDirectory.open(run, q_loop.config_json(config), tensorboard=False) as directory:
+            return q_loop.make_replay(config, spec, directory).frames.nbytes / 1e9
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer votes and repeats, a smaller batch")
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    few = options.quick
-    found: dict[str, dict[str, float]] = {
-        "voting": voting(20 if few else 100, 1 if few else 3),
-        "s_dqn_update": updates(8 if few else 64, 1 if few else 3),
-        "profile_minatar": profile("MinAtar/Breakout-v1", 12_000 if few else 40_000),
-        "profile_pong": profile(
-            "PongNoFrameskip-v4", 2_000 if few else 8_000, warmup=1_000, explore_steps=1_000
-        ),
-    }
-    for name, values in found.items():
-        print(name + ": " + ", ".join(f"{k} {v:.4g}" for k, v in values.items()))
-    if options.json is not None:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    figures(options.quick)
 
 
 if __name__ == "__main__":
