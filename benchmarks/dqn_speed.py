@@ -67,7 +67,7 @@ def denoised(denoiser: nn.Module) -> networks.DenoisedQ:
 
 
 def voting(votes: int, repeats: int) -> dict[str, float]:
-    """Ratios 1 and 3. The Q-values are centred over the noisy copies, so that votes split and many are close."""
+    """Ratios 1 and 3. The Q-values are centred over the noisy copies, so that votes split."""
     clean = torch.from_numpy(frames(1)).float() / 255.0
     noisy = clean + 0.1 * torch.randn(votes, 1, 84, 84, generator=torch.Generator().manual_seed(1))
     plain = denoised(networks.DnCNN())
@@ -78,7 +78,7 @@ def voting(votes: int, repeats: int) -> dict[str, float]:
         assert isinstance(q, networks.NatureQ)
         head = q.advantage[-1]
         assert isinstance(head, nn.Linear)
-        head.bias -= plain(noisy).mean(0)
+        head.bias.sub_(plain(noisy).mean(0))
         slow_time = seconds(lambda: plain(noisy), repeats)
         fast_time = seconds(lambda: fast(noisy), 3 * repeats)
         quick_time = seconds(lambda: quick(noisy), repeats)
