@@ -293,7 +293,7 @@ tensor_case("strides_do_not_fit", shape=(8, 8), stride=(1,))
 @case
 def make_many_views_of_one_big_storage(path: Path) -> None:
     storages = p.Storages()
-    big = np.zeros(16 << 20, np.float32)
+    big = np.zeros(2 << 20, np.float32)
     views = [(p.text(f"x{i}"), storages.tensor(big, key="0")) for i in range(40)]
     plain(path, p.dic([(p.text("policy_model"), p.dic(views)), (p.text("envs"), p.lst())]), storages)
 

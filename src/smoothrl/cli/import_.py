@@ -80,7 +80,7 @@ def _released(options: Options) -> int:
     part = guests.import_denoiser(options.file, options.statistics)
     if options.base is None:
         path = save_part(part, options.out)
-        say(f"{path}: a denoiser; name it with --denoiser, or import it with --base Q-AGENT to act")
+        say(f"{path}: a denoiser; import it with --base Q-AGENT to get an agent that acts")
         return 0
     return _finish(
         options, guests.Imported(guests.denoised_agent(part, load_agent(options.base), sigma=options.sigma))

@@ -28,6 +28,8 @@ from smoothrl.agents.importers.safe_pickle import (
 MAX_ENTRIES = 10_000
 MAX_TOTAL = 1 << 30
 """Bytes of all entries of one file together."""
+MAX_REUSE = 4
+"""Tensors may share storages, but all together they hold at most this many times the file's numbers."""
 MAX_RATIO = 100
 """A compressed entry may grow by this factor; weights hardly compress at all."""
 
@@ -127,6 +129,7 @@ class _ZipStorages:
             if order != b"little":
                 raise Refusal("numbers in another byte order than little-endian")
         self.content = read_pickle(self.archive.read(pickles[0], MAX_STREAM), names, self._storage)
+        self.total = sum(info.file_size for info in self.archive.entries.values())
 
     def _storage(self, reference: Any) -> StorageRef:
         found = _reference(reference)
@@ -154,6 +157,7 @@ class _StreamStorages:
         if not isinstance(keys, list) or len(keys) > MAX_ENTRIES:
             raise Refusal("no list of its storages")
         self.blocks = dict(self._block(stream, key) for key in keys)
+        self.total = sum(map(len, self.blocks.values()))
 
     def _storage(self, reference: Any) -> StorageRef:
         found = _reference(reference)
@@ -227,8 +231,8 @@ class TorchFile:
         _check_view(storage, offset, shape, stride, count, what)
         itemsize = np.dtype(storage.dtype).itemsize
         self._spent += storage.size
-        if self._spent > MAX_TOTAL:
-            raise Refusal("the tensors of the file come to more memory than an agent may need")
+        if self._spent > MAX_REUSE * self._storages.total:
+            raise Refusal("the tensors of the file come to far more memory than the file itself")
         raw = np.frombuffer(self._storages.read(storage), storage.dtype)
         view = np.lib.stride_tricks.as_strided(
             raw[offset : offset + 1] if count else raw[:0],
