@@ -15,7 +15,7 @@ from smoothrl.errors import UserError
 
 @dataclass(frozen=True)
 class Options:
-    """Train PPO and S-PPO on a small MuJoCo task and S-DQN on MinAtar, attack and certify them, make the page.
+    """Train PPO and S-PPO on a small MuJoCo task, S-DQN on MinAtar; attack and certify them; make the page.
 
     What is done is kept: a second run goes on where the first one was.
     """
@@ -26,7 +26,7 @@ class Options:
     """Jobs at a time (default: one a core)."""
 
 
-STORY = """smoothrl demo: six methods, two environments, attacks and certificates; about six minutes on two cores.
+STORY = """smoothrl demo: six methods, two environments, attacks, certificates; some six minutes on two cores.
   1. train   PPO and S-PPO (InvertedPendulum), DQN and S-DQN (MinAtar Breakout)
   2. attack  what they see: random, FGSM, MAD, PGD
   3. certify returns, actions and radii that no attack can break

@@ -61,6 +61,7 @@ def run_study(
     """
     graph, settings = plan(restricted(study, only)), settings or Settings()
     store = Store(out)
+    store.check(study)
     with store.lock():
         Store.create(out, study, settings.command, only)
         place = make_backend(backend, store.path, settings, workers, address)

@@ -171,7 +171,7 @@ class _Grower:
         )
 
     def train(self, method: str, base: str, options: Mapping[str, Any], sigma: float | None) -> str:
-        needs = {"base": self.train(base, "", {}, None)} if base else {}
+        needs = {"base": self.train(base, "", self.options_of(base), None)} if base else {}
         steps = self.study.steps_of(method, self.entry.family)
         params = {
             "method": method,
@@ -185,6 +185,10 @@ class _Grower:
         cost = 60.0 + (steps or 2_000_000) * len(self.members()) / 4000.0
         label = f"train {method} on {self.environment} ({len(self.members())} seeds)"
         return self.graph.add(JobSpec("train", params, needs, label, cost))
+
+    def options_of(self, method: str) -> Mapping[str, Any]:
+        """The options that the study trains a method with: a base is the same pool as the method itself."""
+        return next((e.options for e in self.study.methods if e.method == method), {})
 
     def select(self, pool: str, scored: Mapping[str, list[str]]) -> str | None:
         """Select among the pool; none where there is nothing to select from."""

@@ -248,7 +248,7 @@ def minatar() -> Study:
         ),
         title="The paper's DQN findings on Atari's CPU-sized twin",
         seeds=3,
-        sigma={ANY: 0.4},
+        sigma={ANY: 0.2},
     )
 
 
@@ -288,19 +288,23 @@ def released_hopper() -> Study:
     )
 
 
+UNWATCHED = {"eval_every": 1_000_000_000}
+"""No evaluations in the middle of a short training."""
+
+
 def quick() -> Study:
     """Every method, attack and certificate at tiny scale."""
-    pendulum, freeway = "InvertedPendulum-v4", "MinAtar/Freeway-v1"
+    pendulum, breakout = "InvertedPendulum-v4", "MinAtar/Breakout-v1"
     ppo = tuple(replace(e, environments=(pendulum,)) for e in (*PLAIN_PPO, Entry("ppo+rs"), *SMOOTH_PPO))
     dqn = tuple(
-        replace(e, environments=(freeway,))
+        replace(e, environments=(breakout,))
         for e in (*PLAIN_DQN, Entry("dqn+rs"), S_DQN, S_DQN_RADIAL, S_DQN_PGD)
     )
     first = (pendulum,)
     return Study(
         "quick",
         ppo + dqn,
-        (pendulum, freeway),
+        (pendulum, breakout),
         (
             Evaluation("clean"),
             *(Evaluation(a, (0.05, 0.1), environments=first) for a in ("random", "fgsm", "mad")),
@@ -310,7 +314,7 @@ def quick() -> Study:
                 for a in ("min-rs", "optimal")
             ),
             *(Evaluation(a, (0.1,), on="selected", methods=("s-ppo",)) for a in ("s-min-rs", "s-optimal")),
-            *(Evaluation(a, (0.1,), environments=(freeway,)) for a in ("random", "fgsm")),
+            *(Evaluation(a, (0.1,), environments=(breakout,)) for a in ("random", "fgsm")),
             Evaluation("pgd", (0.05, 0.1), agents="plain"),
             Evaluation("s-pgd", (0.05, 0.1), agents="smoothed"),
             Evaluation("pa-ad", (0.1,), on="selected", methods=("ppo", "ppo+rs", "s-ppo", "dqn")),
@@ -327,7 +331,7 @@ def quick() -> Study:
         episodes=8,
         bound_episodes=100,
         samples=20,
-        sigma={ANY: 0.1, freeway: 0.3},
+        sigma={ANY: 0.1, breakout: 0.3},
         select=("clean", "mad"),
     )
 
@@ -340,7 +344,10 @@ def demo() -> Study:
         "demo",
         (
             *(Entry(name, environments=first) for name in ("ppo", "ppo+rs", "s-ppo")),
-            *(replace(e, environments=second, seeds=1) for e in (Entry("dqn"), Entry("dqn+rs"), S_DQN)),
+            *(
+                replace(e, environments=second, seeds=1, options=UNWATCHED)
+                for e in (Entry("dqn"), Entry("dqn+rs"), S_DQN)
+            ),
         ),
         (pendulum, breakout),
         (

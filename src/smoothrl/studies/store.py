@@ -78,16 +78,7 @@ class Store:
     def create(cls, path: str | Path, study: Study, command: str = "", only: Sequence[str] = ()) -> Store:
         """Start or go on in a folder; another study or another version there is refused."""
         store = cls(path)
-        if store.path.exists() and not store.path.is_dir():
-            raise UserError(f"{store.path} is a file; name a folder for the study")
-        found = store.declaration()
-        if found is None and store.path.is_dir() and any(p.name != "lock" for p in store.path.iterdir()):
-            raise UserError(f"{store.path} is not empty and holds no study; name another folder with --out")
-        if found is not None and found["study"].get("name") != study.name:
-            raise UserError(
-                f"{store.path} holds the study {found['study'].get('name')!r}, not {study.name!r}; "
-                "name another folder with --out"
-            )
+        store.check(study)
         (store.path / "jobs").mkdir(parents=True, exist_ok=True)
         content = {
             "format": FORMAT,
@@ -98,6 +89,19 @@ class Store:
         }
         write_json(store.path / "study.json", content)
         return store
+
+    def check(self, study: Study) -> None:
+        """Refuse a folder that is not this study's."""
+        if self.path.exists() and not self.path.is_dir():
+            raise UserError(f"{self.path} is a file; name a folder for the study")
+        found = self.declaration()
+        if found is None and self.path.is_dir() and any(p.name != "lock" for p in self.path.iterdir()):
+            raise UserError(f"{self.path} is not empty and holds no study; name another folder with --out")
+        if found is not None and found["study"].get("name") != study.name:
+            raise UserError(
+                f"{self.path} holds the study {found['study'].get('name')!r}, not {study.name!r}; "
+                "name another folder with --out"
+            )
 
     def declaration(self) -> dict[str, Any] | None:
         """What study.json says; None where there is none."""
