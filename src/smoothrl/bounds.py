@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -406,43 +406,68 @@ def _tanh_lines(lower: Tensor, upper: Tensor) -> Lines:
 
 
 def _tanh_above(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-    """A line above tanh: the chord if tanh stays below it, else the tangent at a point right enough."""
-    at_low = networks.fast_tanh(lower)
-    width = (upper - lower).clamp(min=1e-6)
-    at_high = networks.fast_tanh(upper)
-    chord = ((at_high - at_low) / width).clamp(0.0, 1.0)
-    touch = _touching_point(lower)
-    point = torch.where(lower >= 0, (lower + upper) / 2, torch.maximum(touch, (lower + upper) / 2))
-    below_chord = (upper <= 0) | ((lower < 0) & (touch >= upper))
-    at_point = networks.fast_tanh(point)
-    tangent = 1 - at_point**2
-    slope = torch.where(below_chord, chord, tangent)
-    offset = torch.where(below_chord, at_high - chord * upper, at_point - tangent * point)
-    return slope, offset
+    """Slope and offset of a line above tanh: the chord where tanh stays below it, else a tangent."""
+    return _TanhAbove.apply(lower, upper)  # type: ignore[no-untyped-call,no-any-return]
+
+
+class _TanhAbove(torch.autograd.Function):
+    """As one node with the derivatives worked out, for the bounds are trained through."""
+
+    @staticmethod
+    def forward(ctx: Any, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+        at_low, at_high = networks.fast_tanh(lower), networks.fast_tanh(upper)
+        touch = _touching_point(lower)
+        middle = (lower + upper) / 2
+        chord = ((upper <= 0) | ((lower < 0) & (touch >= upper))).to(lower.dtype)
+        touches = ((lower < 0) & (touch > middle)).to(lower.dtype)
+        point = torch.lerp(middle, touch, touches)
+        at_point = networks.fast_tanh(point)
+        width = (upper - lower).clamp_(min=1e-6)
+        across = (at_high - at_low).div_(width).clamp_(0.0, 1.0)
+        slope = torch.lerp(1 - at_point.square(), across, chord)
+        offset = torch.lerp(at_point - slope * point, at_high - across * upper, chord)
+        if lower.requires_grad or upper.requires_grad:
+            kept = (lower, upper, at_low, at_high, point, at_point, slope, chord, touches, width)
+            ctx.save_for_backward(*kept)
+        return slope, offset
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        """With slope a and offset b. Chord: da/dl = (a - tanh' l) / w, da/du = (tanh' u - a) / w,
+
+        b = tanh u - a u. Tangent at p: da/dp = -2 a tanh p, db/dp = -p da/dp; p is the middle, or d(l) with
+        d' = (tanh' l - tanh' d) / (2 a tanh d (d - l)).
+        """
+        lower, upper, at_low, at_high, point, at_point, slope, chord, touches, width = ctx.saved_tensors
+        g_slope, g_offset = grads
+        fall_low, fall_high = slope + at_low.square() - 1, slope + at_high.square() - 1
+        at_chord = (g_slope - upper * g_offset).div_(width)
+        chord_low = at_chord * fall_low
+        chord_high = (at_chord + g_offset).mul_(fall_high).neg_()
+        bend = slope * at_point * -2
+        at_tangent = (g_slope - point * g_offset).mul_(bend)
+        moved = fall_low.neg_() / (bend * (lower - point)).clamp_(min=1e-6)
+        half = torch.full_like(moved, 0.5)
+        tangent_low = at_tangent * torch.lerp(half, moved, touches)
+        tangent_high = at_tangent * torch.lerp(half, torch.zeros_like(half), touches)
+        return torch.lerp(tangent_low, chord_low, chord), torch.lerp(tangent_high, chord_high, chord)
 
 
 def _touching_point(lower: Tensor) -> Tensor:
     """d >= 0 where the tangent of tanh passes through (l, tanh l), rounded up; for l >= 0 unused.
 
-    Looked up in a table over log(1 - l); the gradient is that of the implicit function F(d, l) = 0.
+    It solves F(d) = tanh d - tanh l - (1 - tanh^2 d)(d - l) = 0; looked up in a table over log(1 - l).
     """
-    table = _touch_table(lower.device)
-    with torch.no_grad():
-        place = torch.log1p((-lower).clamp(0.0, _TOUCH_REACH)) * (_TOUCH_CELLS / math.log1p(_TOUCH_REACH))
-        point = table[place.ceil().long().clamp_max(_TOUCH_CELLS)].to(lower.dtype)
-    if not (torch.is_grad_enabled() and lower.requires_grad):
-        return point
-    at = networks.fast_tanh(point)
-    slope = (2 * at * (1 - at**2) * (point - lower)).clamp(min=1e-6)
-    newton = -_touch(point, lower) / slope
-    return point + (newton - newton.detach())
+    place = torch.log1p((-lower).clamp_(0.0, _TOUCH_REACH)).mul_(_TOUCH_CELLS / math.log1p(_TOUCH_REACH))
+    index = place.ceil_().long().clamp_max_(_TOUCH_CELLS)
+    return _touch_table(lower.device, lower.dtype)[index]
 
 
 _TOUCH_REACH, _TOUCH_CELLS = 1e4, 8192
 
 
 @cache
-def _touch_table(device: torch.device) -> Tensor:
+def _touch_table(device: torch.device, dtype: torch.dtype) -> Tensor:
     """d(l) at the table's places; it grows with -l, so the next place's d is never too small."""
     places = torch.linspace(0.0, math.log1p(_TOUCH_REACH), _TOUCH_CELLS + 1, dtype=torch.float64)
     lower = -torch.expm1(places)
@@ -451,29 +476,9 @@ def _touch_table(device: torch.device) -> Tensor:
         middle = (left + right) / 2
         positive = _touch(middle, lower) >= 0
         left, right = torch.where(positive, left, middle), torch.where(positive, middle, right)
-    return (right * (1 + 1e-6)).to(device)
+    return (right * (1 + 1e-6)).to(device, dtype)
 
 
 def _touch(d: Tensor, lower: Tensor) -> Tensor:
-    at = networks.fast_tanh(d)
-    return at - networks.fast_tanh(lower) - (1 - at**2) * (d - lower)
-
-
-# --------------------------------------------------------------- chains of layers made elsewhere (pools)
-
-
-def chain_ibp(chain: Sequence[Layer], lower: Tensor, upper: Tensor) -> Interval:
-    """Interval bounds of a chain's output over a box."""
-    for layer in chain:
-        lower, upper = layer.forward(lower, upper)
-    return lower, upper
-
-
-def chain_crown(chain: Sequence[Layer], lower: Tensor, upper: Tensor) -> Interval:
-    """CROWN-IBP bounds of the output of a chain that ends in a dense layer."""
-    last = chain[-1]
-    assert isinstance(last, Dense)
-    ranges = _activation_ranges(chain, lower, upper, "ibp")
-    size = last.weight.shape[-1]
-    identity = torch.eye(size, device=lower.device, dtype=lower.dtype)
-    return _backward(chain, ranges, identity.expand(*_lead(chain, lower), size, size), lower, upper)
+    at = torch.tanh(d)
+    return at - torch.tanh(lower) - (1 - at**2) * (d - lower)
