@@ -53,7 +53,7 @@ def headlines(data: ReportData) -> list[Headline]:
         for agent in _unique(r.agent for r in here):
             clean = _first(r for r in here if r.agent == agent and r.metric == "clean")
             under = [r for r in attacked if r.agent == agent and r.epsilon == budget]
-            worst = min(under, key=lambda r: r.mean) if under else None
+            worst = min(under, key=lambda r: (r.mean, r.metric == "suite")) if under else None
             if clean is None and worst is None:
                 continue
             published = _published(place, agent, budget)

@@ -50,6 +50,7 @@ METRICS: dict[str, Metric] = {
         Metric("fgsm", "attack"),
         Metric("pgd", "attack", _DQN),
         Metric("s-pgd", "attack", _DQN, smoothed=True),
+        Metric("targeted", "attack", _DQN),
         Metric("mad", "attack", _PPO),
         Metric("s-mad", "attack", _PPO, smoothed=True),
         Metric("min-rs", "attack", _PPO, fitted=True),

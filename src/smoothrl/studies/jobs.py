@@ -308,7 +308,33 @@ def _seconds(job: JobSpec, context: Context) -> list[ResultRow]:
 
 
 def _suite(job: JobSpec, context: Context, agent: Agent) -> list[ResultRow]:
-    raise UserError("the suite is not available in studies yet; name single attacks")
+    """The suite at each budget: its worst, every attack behind it, and its flags; killed, it goes on."""
+    from smoothrl.learners.attack_runs import Episodes
+    from smoothrl.learners.suite import run_suite
+    from smoothrl.protocols import protocol
+
+    p, rows = job.params, []
+    for number, epsilon in enumerate(p["epsilon"]):
+
+        def told(what: str, done: float, total: float, note: str, number: int = number) -> None:
+            context.tick(number + done / max(total, 1e-9), len(p["epsilon"]), what)
+
+        report = run_suite(
+            agent,
+            epsilon,
+            p["norm"],
+            episodes=Episodes(p["episodes"], p["seed"]),
+            protocol=protocol(p["protocol"]),
+            scale=p["scale"],
+            folder=context.folder,
+            command=context.settings.command,
+            progress=told,
+        )
+        if report.interrupted:
+            raise KeyboardInterrupt
+        rows += [report.worst, *(row for row in report.rows if row.metric != "clean")]
+    seed = p["agent_seed"]
+    return [replace(row, agent_seed=row.agent_seed if seed is None else seed) for row in rows]
 
 
 def _adversary(context: Context, epsilon: float) -> Adversary:

@@ -229,6 +229,8 @@ class _Grower:
         }
         if metric.kind == "certify":
             params["alpha"] = study.alpha
+        if metric.kind == "suite":
+            params["scale"] = study.fit
         who = f"{entry.name} on {self.environment}" + ("" if member is None else f", seed {member}")
         needs = {role: agents}
         if metric.fitted:

@@ -319,6 +319,8 @@ def quick() -> Study:
             Evaluation("s-pgd", (0.05, 0.1), agents="smoothed"),
             Evaluation("pa-ad", (0.1,), on="selected", methods=("ppo", "ppo+rs", "s-ppo", "dqn")),
             Evaluation("s-pa-ad", (0.1,), on="selected", methods=("s-ppo", "s-dqn")),
+            Evaluation("targeted", (0.1,), on="selected"),
+            Evaluation("suite", (0.05,), on="selected", methods=("s-ppo",)),
             Evaluation("certified_radius", on="selected", samples=50, episodes=2),
             replace(ADIV, samples=50),
             Evaluation("reward_lower_bound", (0.001, 0.005, 0.01), on="selected"),
