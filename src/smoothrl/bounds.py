@@ -482,3 +482,20 @@ def _touch_table(device: torch.device, dtype: torch.dtype) -> Tensor:
 def _touch(d: Tensor, lower: Tensor) -> Tensor:
     at = torch.tanh(d)
     return at - torch.tanh(lower) - (1 - at**2) * (d - lower)
+
+
+def chain_ibp(chain: Sequence[Layer], lower: Tensor, upper: Tensor) -> Interval:
+    """Interval bounds of a chain's output over a box."""
+    for layer in chain:
+        lower, upper = layer.forward(lower, upper)
+    return lower, upper
+
+
+def chain_crown(chain: Sequence[Layer], lower: Tensor, upper: Tensor) -> Interval:
+    """CROWN-IBP bounds of the output of a chain that ends in a dense layer."""
+    last = chain[-1]
+    assert isinstance(last, Dense)
+    ranges = _activation_ranges(chain, lower, upper, "ibp")
+    size = last.weight.shape[-1]
+    identity = torch.eye(size, device=lower.device, dtype=lower.dtype)
+    return _backward(chain, ranges, identity.expand(*_lead(chain, lower), size, size), lower, upper)
