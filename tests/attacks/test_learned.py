@@ -159,7 +159,10 @@ def test_selection_finds_the_adversary_that_hurts():
 def test_fitting_end_to_end(make, name, tmp_path):
     agent = make()
     tiny = replace(
-        SCALES["tiny"], adversary_steps=2048 * (2 if name == "pa-ad" else 1), critic_settings=SMALL
+        SCALES["tiny"],
+        adversary_steps=2048 * (2 if name == "pa-ad" else 1),
+        critic_settings=SMALL,
+        adversary_lanes=16,
     )
     tiny = replace(tiny, director_settings=replace(tiny.director_settings, steps=256))
     file = fit_attack(agent, name, 0.3, folder=tmp_path, scale=tiny)
@@ -377,5 +380,5 @@ def test_rows_say_how_the_attack_was_made():
     assert isinstance(attacked, Attacked)
     made = row_of(agent, attacked, episodes, "sound", "smoothrl attack x")
     assert (made.metric, made.epsilon, made.norm, made.protocol) == ("mad", 0.1, "l2", "sound")
-    for part in ("steps 4", "draws 4", "restarts 4"):
+    for part in ("steps 3", "draws 4", "restarts 4"):
         assert part in made.note

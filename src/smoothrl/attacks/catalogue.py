@@ -207,7 +207,7 @@ def plan_of(kind: str, agent: Agent, protocol: Protocol, overrides: Overrides) -
     elif kind == "pa-ad":
         plan = Search(6, "decay", 1.0, draws, restarts=4, keep_best=True)
     else:
-        plan = Search(4, "fixed", 2.0, draws, restarts=4)
+        plan = Search(3, "fixed", 2.0, draws, restarts=4)
     wanted = {k: v for k in ("steps", "draws", "restarts") if (v := getattr(overrides, k)) is not None}
     if overrides.adaptive:
         return replace(plan, rule="adaptive", first_step=None, keep_best=True, **wanted)

@@ -62,7 +62,7 @@ class CriticSettings:
     """Adam's rate."""
     discount: float = 0.99
     """gamma."""
-    lanes: int = 16
+    lanes: int = 32
     """Environments side by side."""
     samples: int = 20
     """Most noise samples of the smoothed victim while it collects."""
