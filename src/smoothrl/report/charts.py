@@ -43,6 +43,11 @@ class Headline:
     paper_worst: float | None
 
 
+def hues(data: ReportData) -> look.Palette:
+    """One palette for the whole page."""
+    return look.palette([r.agent for r in data.summary] + [c.agent for c in data.learning])
+
+
 def headlines(data: ReportData) -> list[Headline]:
     """Clean and worst at the largest budget that attacks were tried at, for each method and place."""
     out = []
@@ -85,10 +90,10 @@ def _is_attack_on(row: PaperRow, place: str, agent: str, budget: float) -> bool:
 
 def headline_figures(data: ReportData) -> list[Figure]:
     """A span chart for each environment and protocol."""
-    found = headlines(data)
+    found, hue = headlines(data), hues(data)
     figures = []
     for place, protocol in _unique((h.environment, h.protocol) for h in found):
-        spans = [_span(h) for h in found if (h.environment, h.protocol) == (place, protocol)]
+        spans = [_span(h, hue) for h in found if (h.environment, h.protocol) == (place, protocol)]
         if not any(s.worst is not None for s in spans) and len(spans) < 2:
             continue
         budget = next((h.worst.epsilon for h in found if h.environment == place and h.worst), None)
@@ -103,11 +108,11 @@ def headline_figures(data: ReportData) -> list[Figure]:
     return figures
 
 
-def _span(h: Headline) -> svg.Span:
+def _span(h: Headline, hue: look.Palette) -> svg.Span:
     c, w = h.clean, h.worst
     return svg.Span(
         h.agent,
-        look.colour(h.agent),
+        hue(h.agent),
         c.mean if c else None,
         w.mean if w else None,
         c.low if c else None,
@@ -129,7 +134,7 @@ def trade_off(data: ReportData) -> list[Figure]:
             mine = [
                 h for h in found if h.protocol == protocol and f"{family}" in h.agent and h.clean and h.worst
             ]
-            bars = _bars(mine)
+            bars = _bars(mine, hues(data))
             if len(bars) > 1:
                 places = ", ".join(_unique(h.environment for h in mine))
                 caption = (
@@ -145,7 +150,7 @@ def trade_off(data: ReportData) -> list[Figure]:
     return figures
 
 
-def _bars(found: Sequence[Headline]) -> list[svg.Bar]:
+def _bars(found: Sequence[Headline], hue: look.Palette) -> list[svg.Bar]:
     """Averages over the environments that all of these methods were measured in."""
     places = _unique(h.environment for h in found)
     agents = [a for a in _unique(h.agent for h in found) if sum(h.agent == a for h in found) == len(places)]
@@ -169,7 +174,7 @@ def _bars(found: Sequence[Headline]) -> list[svg.Bar]:
                 )
                 for i in (0, 1)
             ]
-        bars.append(svg.Bar(agent, look.colour(agent), clean, worst, paper[0], paper[1]))
+        bars.append(svg.Bar(agent, hue(agent), clean, worst, paper[0], paper[1]))
     return bars
 
 
@@ -225,6 +230,7 @@ def robustness(data: ReportData) -> list[Figure]:
             f"return under {look.metric_name(attack)}",
             "Bands: 95 % intervals, seeds above episodes.",
             clean=True,
+            about=f", {look.metric_name(attack)}",
         )
     return figures
 
@@ -237,6 +243,7 @@ def _by_place(
     caption: str,
     *,
     clean: bool = False,
+    about: str = "",
 ) -> list[Figure]:
     rows = [r for r in data.summary if keep(r)]
     several = len(_unique(r.protocol for r in rows)) > 1
@@ -254,10 +261,11 @@ def _by_place(
             lines[agent] = start[:1] + sorted(mine, key=lambda r: r.epsilon or 0.0)
         reach = [v for line in lines.values() for r in line for v in (r.mean, r.paper) if v is not None]
         for name, agents in _panels(list(lines)):
-            title = place + (f", protocol {protocol}" if several else "") + (f": {name}" if name else "")
+            title = place + about + (f", protocol {protocol}" if several else "")
+            title += f": {name}" if name else ""
             chosen = {a: lines[a] for a in agents}
             if any(len(line) > 1 for line in chosen.values()):
-                figures.append(_panel(title, caption, chosen, x_label, y_label, reach))
+                figures.append(_panel(title, caption, chosen, x_label, y_label, reach, hues(data)))
     return figures
 
 
@@ -276,29 +284,28 @@ def _panel(
     x_label: str,
     y_label: str,
     reach: Sequence[float],
+    hue: look.Palette,
 ) -> Figure:
     series, keys = [], []
     for agent, line in lines.items():
-        series.append(_series(agent, line))
-        keys.append((agent, look.colour(agent), look.dash(agent), False))
+        series.append(_series(agent, line, hue))
+        keys.append((agent, hue(agent), look.dash(agent), False))
         published = [(r.epsilon or 0.0, r.paper) for r in line if r.paper is not None]
         if len(published) > 1:
             x, y = zip(*published, strict=True)
-            series.append(
-                svg.Series(f"{agent}, published", x, y, look.colour(agent), look.dash(agent), hollow=True)
-            )
+            series.append(svg.Series(f"{agent}, published", x, y, hue(agent), look.dash(agent), hollow=True))
     if any(s.hollow for s in series):
         keys.append(("published", "var(--soft)", "", True))
     return Figure(title, caption, svg.line_chart(series, x_label, y_label, reach=reach), svg.legend(keys))
 
 
-def _series(agent: str, rows: Sequence[SummaryRow]) -> svg.Series:
+def _series(agent: str, rows: Sequence[SummaryRow], hue: look.Palette) -> svg.Series:
     bound = rows[-1].metric == "reward_lower_bound"
     return svg.Series(
         agent,
         [r.epsilon or 0.0 for r in rows],
         [r.mean for r in rows],
-        look.colour(agent),
+        hue(agent),
         look.dash(agent),
         () if bound else [r.low for r in rows],
         () if bound else [r.high for r in rows],
@@ -309,6 +316,7 @@ def certified_steps(data: ReportData) -> list[Figure]:
     """Share of visited states certified at each radius."""
     return _curves(
         data.certified,
+        hues(data),
         "l2 radius",
         "share of states certified",
         "Of the states met in clean play, the share whose action is certified within the radius.",
@@ -320,6 +328,7 @@ def learning(data: ReportData) -> list[Figure]:
     """Return over training."""
     return _curves(
         data.learning,
+        hues(data),
         "environment steps",
         "return in training",
         "As the run folders recorded it.",
@@ -327,15 +336,17 @@ def learning(data: ReportData) -> list[Figure]:
     )
 
 
-def _curves(curves: Sequence[Curve], x_label: str, y_label: str, caption: str, *, step: bool) -> list[Figure]:
+def _curves(
+    curves: Sequence[Curve], hue: look.Palette, x_label: str, y_label: str, caption: str, *, step: bool
+) -> list[Figure]:
     figures = []
     for place in _unique(c.environment for c in curves):
         here = [c for c in curves if c.environment == place]
         series = [
-            svg.Series(c.agent, c.x, c.y, look.colour(c.agent), look.dash(c.agent), step=step, points=False)
+            svg.Series(c.agent, c.x, c.y, hue(c.agent), look.dash(c.agent), step=step, points=False)
             for c in here
         ]
-        keys = [(a, look.colour(a), look.dash(a), False) for a in _unique(c.agent for c in here)]
+        keys = [(a, hue(a), look.dash(a), False) for a in _unique(c.agent for c in here)]
         figures.append(
             Figure(place, caption, svg.line_chart(series, x_label, y_label, zero=step), svg.legend(keys))
         )

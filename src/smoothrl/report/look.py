@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from functools import partial
+
 HUES = {
     "": "#4c78d8",
     "sgld": "#e0a21b",
@@ -15,6 +18,7 @@ HUES = {
     "no-denoiser": "#7d8794",
 }
 """Middle tones that read on white and on near-black."""
+GROUP_HUES = {"ours": "#3f74d8", "smoothed": "#d98a1f", "plain": "#c2475b"}
 OTHER = ("#5b8f2f", "#b0553a", "#7f6bd0", "#2b8ab5", "#b3832a")
 
 
@@ -24,12 +28,25 @@ def part(agent: str) -> str:
     return "+".join(p for p in pieces if p != "rs")
 
 
-def colour(agent: str) -> str:
-    """The colour of a method, the same in every picture."""
+Palette = Callable[[str], str]
+"""The colour of a method, the same in every picture of a page."""
+
+
+def palette(agents: Iterable[str]) -> Palette:
+    """Colours by ingredient; by the way of smoothing where all methods of a family share one ingredient."""
+    parts: dict[bool, set[str]] = {}
+    for agent in agents:
+        parts.setdefault("dqn" in agent, set()).add(part(agent))
+    by_group = all(len(found) == 1 for found in parts.values())
+    return partial(colour, by_group=by_group)
+
+
+def colour(agent: str, *, by_group: bool = False) -> str:
+    """The hue of a method's ingredient, or of its way of smoothing."""
     name = part(agent)
-    if name in HUES and " @" not in agent:
-        return HUES[name]
-    return OTHER[sum(map(ord, agent)) % len(OTHER)]
+    if name not in HUES or " @" in agent:
+        return OTHER[sum(map(ord, agent)) % len(OTHER)]
+    return GROUP_HUES[group(agent)] if by_group else HUES[name]
 
 
 def group(agent: str) -> str:

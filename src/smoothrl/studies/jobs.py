@@ -386,7 +386,7 @@ def film(job: JobSpec, context: Context) -> list[ResultRow]:
     if p["budget"]:
         attack = make_attack(p["attack"], agent, p["budget"], p["norm"], protocol=protocol(p["protocol"]))
         shot = shoot(agent, attack, p["seed"], context.folder / "attacked")
-        films.append((f"under {p['attack']}", shot, f"{p['norm']} budget {p['budget']:g}. "))
+        films.append((f"under {p['attack'].upper()}", shot, f"{p['norm']} budget {p['budget']:g}. "))
     context.artefacts["films"] = [
         {"file": shot.path.name, "title": title, "caption": f"{words}Return {shot.total:,.1f} {shot.when}"}
         for title, shot, words in films
