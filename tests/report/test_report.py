@@ -58,7 +58,10 @@ def test_headline_by_hand() -> None:
     assert headline.clean is not None
     assert headline.worst is not None
     assert (headline.clean.mean, headline.worst.mean, headline.worst.metric) == (3000.0, 1500.0, "min-rs")
-    assert (headline.paper_clean, headline.paper_worst) == (3583.0, 995.0)
+    assert (headline.paper_clean, headline.paper_worst) == (
+        3583.0,
+        1049.0,
+    )  # not 995, which is of an attack not tried here
 
 
 def test_flags_say_when_not_to_trust() -> None:

@@ -61,19 +61,20 @@ def headlines(data: ReportData) -> list[Headline]:
             worst = min(under, key=lambda r: (r.mean, r.metric == "suite")) if under else None
             if clean is None and worst is None:
                 continue
-            published = _published(place, agent, budget)
+            published = _published(place, agent, budget, {r.metric for r in under})
             out.append(
                 Headline(agent, place, protocol, clean, worst, clean.paper if clean else None, published)
             )
     return out
 
 
-def _published(place: str, agent: str, budget: float) -> float | None:
-    """The paper's worst return of this agent over the attacks it was put under at this budget."""
+def _published(place: str, agent: str, budget: float, attacks: set[str]) -> float | None:
+    """The paper's worst return of this agent at this budget, over the attacks that were tried here too."""
     where, name = paper_environment(place), paper_agent(agent)
     if where is None or name is None or not budget:
         return None
-    values = [p.mean for p in paper_rows() if _is_attack_on(p, where[0], name, budget)]
+    wanted = set(look.ATTACKS) if "suite" in attacks else attacks
+    values = [p.mean for p in paper_rows() if p.metric in wanted and _is_attack_on(p, where[0], name, budget)]
     return min(values) if values else None
 
 
@@ -82,7 +83,6 @@ def _is_attack_on(row: PaperRow, place: str, agent: str, budget: float) -> bool:
         row.environment == place
         and row.agent == agent
         and row.table in ("ppo_reward", "dqn_reward", "other_environments")
-        and row.metric in look.ATTACKS
         and row.epsilon is not None
         and abs(row.epsilon - budget) < 1e-9
     )
@@ -99,7 +99,7 @@ def headline_figures(data: ReportData) -> list[Figure]:
         budget = next((h.worst.epsilon for h in found if h.environment == place and h.worst), None)
         caption = "Full dot: clean. Ring: worst attack" + (f" at epsilon {budget:g}" if budget else "")
         if any(s.paper_clean is not None for s in spans):
-            caption += ". Small rings above: the published numbers"
+            caption += ". Small rings above: the published numbers, worst over the same attacks"
         protocols = _unique(h.protocol for h in found)
         title = place + (f", protocol {protocol}" if len(protocols) > 1 else "")
         figures.append(
@@ -139,7 +139,7 @@ def trade_off(data: ReportData) -> list[Figure]:
                 places = ", ".join(_unique(h.environment for h in mine))
                 caption = (
                     f"Clean (full) and worst (pale) return, as a share of the best clean return in {places}; "
-                    "marks: the same from the published table."
+                    "marks: the same of the published numbers, under the same attacks."
                 )
                 title = f"{word} agents: what robustness costs" + (
                     f" (protocol {protocol})" if len(_unique(h.protocol for h in found)) > 1 else ""
