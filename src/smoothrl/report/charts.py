@@ -360,13 +360,23 @@ def flags(data: ReportData) -> list[str]:
         for piece in row.note.split("; "):
             if piece.startswith("flag:"):
                 found.append(f"{_where(row)}: {piece.removeprefix('flag:').strip()}")
-            elif "not a valid bound" in piece:
-                found.append(f"{_where(row)}: {piece}")
+    found += _invalid_bounds(data.rows)
     for h in headlines(data):
         found += _headline_flags(h)
     found += [f"{what}: {why}" for what, why in data.failures.items()]
     found += _published_gaps(data.summary)
     return list(dict.fromkeys(found))
+
+
+def _invalid_bounds(rows: Sequence[ResultRow]) -> list[str]:
+    """One line for each agent and certificate, with the budgets where its confidence is not reached."""
+    budgets: dict[str, list[str]] = {}
+    for row in rows:
+        if "not a valid bound" in row.note:
+            name = f"{look.metric_name(row.metric)} of {row.agent} on {row.environment}, {row.protocol}"
+            budgets.setdefault(name, []).append(f"{row.epsilon:g}" if row.epsilon else "any budget")
+    why = "the published formula claims more confidence than its samples give"
+    return [f"{name}: not a valid bound at {', '.join(_unique(at))}; {why}" for name, at in budgets.items()]
 
 
 def _where(row: ResultRow) -> str:
