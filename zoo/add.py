@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from smoothrl.agents import Agent, load_agent, save_agent
-from smoothrl.agents.file import write_atomically
 from smoothrl.rollout import evaluate
+from smoothrl.storage import write_atomically
 
 HERE = Path(__file__).parent
 LIMIT = 4_000_000

@@ -85,7 +85,7 @@ def _read_meta(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: no such file")
     if path.is_dir():
         raise UserError(f"{path}: a folder without an agent.safetensors; name the agent file")
-    _precheck(path)
+    precheck(path)
     try:
         with safe_open(str(path), framework="pt") as stream:
             raw = stream.metadata() or {}
@@ -105,7 +105,7 @@ def _read_meta(path: Path) -> dict[str, Any]:
     return meta
 
 
-def _precheck(path: Path) -> None:
+def precheck(path: Path) -> None:
     size = path.stat().st_size
     with path.open("rb") as stream:
         start = stream.read(9)
@@ -156,7 +156,7 @@ def _assemble(
     smooth: Smoothing | None,
     device: str | torch.device,
 ) -> Agent:
-    network = _network(
+    network = network_from_state(
         header["network"],
         {k[len("network.") :]: v for k, v in tensors.items() if k.startswith("network.")},
     )
@@ -183,7 +183,7 @@ def _assemble(
     )
 
 
-def _network(description: dict[str, Any], state: dict[str, Tensor]) -> nn.Module:
+def network_from_state(description: dict[str, Any], state: dict[str, Tensor]) -> nn.Module:
     """Build without allocating, compare shapes, then adopt the tensors of the file."""
     with torch.device("meta"):
         network = networks.build(description)

@@ -16,7 +16,7 @@ from torch import nn
 
 from smoothrl import networks
 from smoothrl.agents.agent import content_digest
-from smoothrl.agents.file import _network, _precheck, versions
+from smoothrl.agents.file import network_from_state, precheck, versions
 from smoothrl.errors import UserError
 from smoothrl.storage import write_atomically
 
@@ -62,7 +62,7 @@ def load_part(path: str | Path, role: Role | None = None) -> Part:
     target = Path(path)
     if not target.is_file():
         raise UserError(f"{target}: no such file")
-    _precheck(target)
+    precheck(target)
     try:
         with safe_open(str(target), framework="pt") as stream:
             meta = json.loads((stream.metadata() or {}).get("smoothrl", "{}"))
@@ -81,5 +81,5 @@ def load_part(path: str | Path, role: Role | None = None) -> Part:
         raise UserError(f"{target}: holds a {header.get('role')!r}, and a {role!r} is needed here")
     if header.get("role") not in get_args(Role) or not isinstance(header.get("about"), dict):
         raise UserError(f"{target}: the header is incomplete; make the file again")
-    network = _network(header["network"], tensors)
+    network = network_from_state(header["network"], tensors)
     return Part(header["role"], networks.frozen(network), header["about"])

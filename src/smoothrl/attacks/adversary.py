@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from smoothrl import networks
 from smoothrl.agents import Agent
-from smoothrl.agents.file import _network as network_from_state
-from smoothrl.agents.file import versions
+from smoothrl.agents.file import network_from_state, versions
 from smoothrl.errors import UserError
 from smoothrl.storage import write_atomically
 
