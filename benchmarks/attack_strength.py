@@ -34,17 +34,18 @@ PAGE = Path(__file__).parent.parent / "docs" / "results" / "attacks.md"
 def returns_of(
     agent: Agent, name: str, protocol: str, options: argparse.Namespace, kept: dict[str, Any], file: Path
 ) -> list[float]:
-    key = "|".join((agent.digest[:16], str(agent.smoothing), name, protocol, f"{options.epsilon:g}"))
+    epsilon = options.q_epsilon if agent.discrete else options.epsilon
+    key = "|".join((agent.digest[:16], str(agent.smoothing), name, protocol, f"{epsilon:g}"))
     if key not in kept:
         adversary: Adversary | None = None
         switches, episodes = PROTOCOLS[protocol], Episodes(options.episodes, options.seed)
         if name != "clean" and ENTRIES[name].fitted:
             folder = Path(options.out) / "adversaries"
             shared = {"folder": folder, "protocol": switches, "scale": options.fit, "test": episodes}
-            adversary = load_adversary(fit_attack(agent, name, options.epsilon, **shared))
+            adversary = load_adversary(fit_attack(agent, name, epsilon, **shared))
         made = None
         if name != "clean":
-            made = make_attack(name, agent, options.epsilon, protocol=switches, adversary=adversary)
+            made = make_attack(name, agent, epsilon, protocol=switches, adversary=adversary)
         kept[key] = [float(r) for r in play(agent, made, episodes).returns]
         write_atomically(file, json.dumps(kept).encode())
     return kept[key]  # type: ignore[no-any-return]
@@ -62,8 +63,9 @@ def row(agent: Agent, name: str, options: argparse.Namespace, kept: dict[str, An
     sound = returns_of(agent, name, "sound", options, kept, file)
     gap = paired_difference({0: sound}, {0: paper}, np.random.default_rng(0), paired_episodes=True)
     verdict = "stronger" if gap.high < 0 else "weaker" if gap.low > 0 else "same within error"
+    epsilon = options.q_epsilon if agent.discrete else options.epsilon
     return (
-        f"| {agent.name} | {agent.info.env_id} | {agent.smoothing} | {name} | {cell(clean)} | "
+        f"| {agent.name} | {agent.info.env_id} | {agent.smoothing} | {name}, {epsilon:g} | {cell(clean)} | "
         f"{cell(paper)} | {cell(sound)} | {gap.value:+.0f} [{gap.low:+.0f}, {gap.high:+.0f}] | {verdict} |"
     )
 
@@ -73,6 +75,7 @@ def main() -> None:
     parser.add_argument("agents", nargs="+", type=Path)
     parser.add_argument("--attacks", default="fgsm,mad")
     parser.add_argument("--epsilon", type=float, default=0.075)
+    parser.add_argument("--q-epsilon", type=float, default=0.05, help="for Q-agents")
     parser.add_argument("--episodes", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--fit", default="quick")
