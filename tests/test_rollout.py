@@ -36,6 +36,16 @@ def test_the_number_of_lanes_changes_nothing() -> None:
     assert len(set(results[0].returns)) == 9
 
 
+@pytest.mark.parametrize(
+    ("samples", "lanes"), [(1, 256), (100, 256), (100_000, 111), (1_000_000, 11), (20_000_000, 1)]
+)
+def test_fewer_episodes_side_by_side_where_decisions_are_large(samples: int, lanes: int) -> None:
+    """With 3 actions, 2^25 / (3 m) episodes: the sampled outputs take 128 MiB at most."""
+    agent = make_policy("Hopper-v4", Smoothing("median", 0.2, samples))
+    assert rollout.default_lanes(agent, 1000) == lanes
+    assert rollout.default_lanes(agent, 1) == 1
+
+
 def test_a_part_of_the_episodes_is_the_same_part() -> None:
     agent = make_policy("Hopper-v4", SMOOTH)
     whole = rollout.evaluate(agent, episodes=6, seed=3)
@@ -63,13 +73,14 @@ def test_golden_trace() -> None:
     with torch.no_grad():
         network.mean.layers[0].weight.copy_(torch.tensor([[0.0, -1.0, -0.5]]))
         network.mean.layers[0].bias.zero_()
-    agent = Agent(network, Normaliser(), AgentInfo("ppo", "Pendulum-v1", "continuous", 1, (3,)))
-    result = rollout.evaluate(agent, episodes=3, seed=1)
-    assert result.lengths.tolist() == [200, 200, 200]
-    assert not result.terminated.any()
-    again = rollout.evaluate(agent, episodes=3, seed=1, lanes=1)
-    assert np.array_equal(result.returns, again.returns)
-    assert (result.returns < 0).all()
+    info = AgentInfo("ppo", "Pendulum-v1", "continuous", 1, (3,))
+    agent = Agent(network, Normaliser(), info, Smoothing("median", 0.1, 5))
+    result = rollout.evaluate(agent, episodes=3, seed=1, max_steps=40)
+    assert result.seeds.tolist() == [1912046967, 1852517085, 1578686565]
+    assert result.returns.tolist() == pytest.approx([-383.382287, -279.114137, -304.212203], abs=1e-3)
+    whole = rollout.evaluate(agent, episodes=3, seed=1, lanes=2)
+    assert whole.lengths.tolist() == [200, 200, 200]
+    assert not whole.terminated.any()
 
 
 def test_attack_hook_sees_all_and_changes_what_the_agent_sees() -> None:
@@ -139,6 +150,18 @@ def test_result_row_carries_everything() -> None:
     assert (row.sigma, row.samples, row.smoothing, row.agent) == (0.2, 12, "median", "s-ppo")
     assert row.agent_hash == agent.digest
     assert row.returns == tuple(result.returns)
+
+
+def test_results_of_batch_statistics_say_that_they_certify_nothing() -> None:
+    spec = envs.spec("MinAtar/Breakout-v1")
+    network = networks.DenoisedQ(
+        networks.DnCNN(spec.obs_shape[0], 4, 3, "batch"), networks.SmallQ(spec.obs_shape[0], spec.action_size)
+    )
+    info = AgentInfo("s-dqn", spec.id, "discrete", spec.action_size, spec.obs_shape)
+    agent = Agent(network, Normaliser(), info, Smoothing("vote", 0.3, 5), batch_statistics=True)
+    a, b = (rollout.evaluate(agent, episodes=3, seed=0, lanes=lanes) for lanes in (3, 1))
+    assert np.array_equal(a.returns, b.returns)
+    assert "certifies nothing" in rollout.result_row(agent, a, "clean", 0).note
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,9 @@ Progress = Callable[[float, int], None]
 
 VECTOR_LANES = 256
 IMAGE_LANES = 32
+BATCH_NOTE = "acts with batch statistics, which certifies nothing"
+OUTPUT_FLOATS = 1 << 25
+"""Fewer episodes side by side where their sampled outputs would be more numbers than this (128 MiB)."""
 
 
 class Perturbs(Protocol):
@@ -78,7 +81,10 @@ class EpisodeResults:
 
 
 def default_lanes(agent: Agent, episodes: int) -> int:
-    return min(episodes, IMAGE_LANES if len(agent.info.observation_shape) == 3 else VECTOR_LANES)
+    """How many episodes are played side by side: memory does not grow with the samples of a decision."""
+    most = IMAGE_LANES if len(agent.info.observation_shape) == 3 else VECTOR_LANES
+    outputs = agent.info.actions * (agent.smoothing.samples if agent.smoothing.kind != "none" else 1)
+    return max(1, min(episodes, most, OUTPUT_FLOATS // outputs))
 
 
 def check_environment(agent: Agent, env_id: str) -> None:
@@ -117,10 +123,16 @@ def evaluate(
     """
     if episodes < 1:
         raise UserError(f"at least one episode is needed, got {episodes}")
+    if lanes is not None and lanes < 1:
+        raise UserError(f"at least one episode is played at a time, got {lanes} lanes")
+    if max_steps is not None and max_steps < 1:
+        raise UserError(f"an episode is at least one step long, got max_steps {max_steps}")
+    if seed < 0:
+        raise UserError(f"a seed is a whole number from 0 on, got {seed}")
     where = agent.info.env_id if env_id is None else env_id
     settings = agent.info.env_settings if env_settings is None else dict(env_settings)
     check_environment(agent, where)
-    side_by_side = default_lanes(agent, episodes) if lanes is None else max(1, min(lanes, episodes))
+    side_by_side = default_lanes(agent, episodes) if lanes is None else min(lanes, episodes)
     seeds = {p: episode_seeds(seed, episodes, p, first) for p in ("env", "noise", "attack")}
     table = _Table(episodes, seeds["env"])
     started = time.perf_counter()
@@ -262,7 +274,7 @@ def result_row(
         units=PIXELS if agent.normaliser.kind == "scale" else NORMALISED,
         wall_time=results.wall_time,
         steps=agent.info.steps or None,
-        note=note,
+        note="; ".join(filter(None, (note, BATCH_NOTE if agent.batch_statistics else ""))),
         command=command,
         returns=tuple(float(r) for r in returns),
     )

@@ -11,8 +11,10 @@ from smoothrl.errors import UserError
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Write to a temporary neighbour, flush, rename; a full disk leaves the old file whole."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
+        if path.is_dir():
+            raise UserError(f"{path}: is a folder; name a file in it")
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with temporary.open("xb") as stream:

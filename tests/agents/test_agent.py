@@ -107,6 +107,39 @@ def test_layers_that_mix_the_batch_are_refused_with_the_reason() -> None:
     assert paper.batch_statistics
 
 
+def test_a_network_put_back_into_training_mode_is_refused() -> None:
+    network = nn.Sequential(nn.Linear(11, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    info = AgentInfo("ppo", "Hopper-v4", "continuous", 3, (11,))
+    noise = GeneratorNoise(torch.Generator().manual_seed(0))
+    for smooth in (Smoothing(), Smoothing("median", 0.2, 20)):
+        agent = Agent(network, Normaliser(), info, smooth)
+        network[1].train()
+        before = network[1].running_mean.clone()
+        for use in (lambda a: a.act(torch.randn(4, 11), noise), lambda a: a.forward(torch.randn(4, 11))):
+            with pytest.raises(UserError, match="training mode"):
+                use(agent)
+        assert torch.equal(network[1].running_mean, before)
+
+
+@pytest.mark.parametrize("smooth", [Smoothing(), Smoothing("vote", 0.3, 6)])
+def test_batch_statistics_are_those_of_one_observation(smooth: Smoothing) -> None:
+    """The paper's votes: a batch is the noisy copies of one observation, whatever is played beside it."""
+    torch.manual_seed(0)
+    denoiser = networks.DnCNN(4, 8, 3, "batch")
+    nn.init.normal_(denoiser.net[-1].weight)
+    network = networks.DenoisedQ(denoiser, networks.SmallQ(4, 3))
+    info = AgentInfo("s-dqn", "MinAtar/Freeway-v1", "discrete", 3, (4, 10, 10))
+    agent = Agent(network, Normaliser(), info, smooth, batch_statistics=True)
+    x = torch.rand(5, 4, 10, 10)
+    together = agent.outputs(x, StreamNoise(range(5)), range(5))
+    for i in range(5):
+        assert torch.equal(agent.outputs(x[i : i + 1], StreamNoise(range(5)), [i])[0], together[i])
+    assert torch.equal(agent.forward(x)[3], network(x[3:4])[0])
+    if smooth.kind == "vote":
+        z = StreamNoise(range(5)).normal([2], 6, (4, 10, 10))[0]
+        assert torch.equal(together[2], network(x[2] + 0.3 * z))
+
+
 def test_observations_can_carry_gradients() -> None:
     agent = policy_agent()
     x = torch.zeros(2, 11, requires_grad=True)

@@ -90,6 +90,11 @@ WRONG_HEADERS = [
     ({"agent.network.hidden": [10**9]}, "needs"),
     ({"agent.network.hidden": [9]}, "needs"),
     ({"agent.network.observations": "4"}, "does not fit"),
+    ({"agent.network": {"kind": "dncnn", "depth": 10**9}}, "far more layers than its 5 tensors"),
+    (
+        {"agent.network": {"kind": "bounded", "body": {"kind": "mlp", "hidden": [1] * 10**5}}},
+        "far more layers",
+    ),
     ({"agent.info.actions": 0}, "make no sense"),
     ({"agent.info.observation_shape": [7]}, "normaliser's mean has shape"),
     ({"agent.info.observation_shape": "x"}, "does not describe an agent"),

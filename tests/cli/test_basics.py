@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from conftest import Run
+from smoothrl import rollout
 
 
 def test_help_answers_at_once_and_names_every_command(smoothrl: Run) -> None:
@@ -79,6 +83,14 @@ def test_evaluate_smoothing_options(
         (("evaluate", "AGENT", "--sigma", "-1"), "sigma above 0"),
         (("evaluate", "AGENT", "--samples", "0"), "at least one sample"),
         (("evaluate", "AGENT", "--episodes", "0"), "at least one episode"),
+        (("evaluate", "AGENT", "--seed", "-1"), "from 0 on, got -1"),
+        (("evaluate", "AGENT", "--lanes", "0"), "got 0 lanes"),
+        (("evaluate", "AGENT", "--max-steps", "0"), "at least one step long"),
+        (("evaluate", "AGENT", "--samples", "100000000"), "take at most 22,369,621"),
+        (("evaluate", "a" * 300), "File name too long"),
+        (("evaluate", "AGENT", "--episodes", "1", "--smooth", "none", "--json", "."), "is a folder"),
+        (("evaluate", "AGENT", "--env", "LunarLander-v3"), "pip install 'gymnasium[box2d]'"),
+        (("list", "studies", "--json"), "--json needs a file"),
         (("evaluate", "AGENT", "--smooth", "none", "--sigma", "0.1"), "drop one of them"),
     ],
 )
@@ -108,6 +120,7 @@ def test_lists(command: Run, what: str) -> None:
     assert len(entries) >= 5
     assert all(entry["name"] and entry["summary"] for entry in entries)
     assert entries[0]["name"] in command("list", what).stdout
+    assert json.loads(command("list", what, "--json=-").stdout) == entries
 
 
 @pytest.mark.parametrize("arguments", [("evalute",), ("evaluate", "nothing.safetensors")])
@@ -128,11 +141,35 @@ def test_ctrl_c_keeps_finished_episodes(policy_file: Path, tmp_path: Path) -> No
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
-    time.sleep(6)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if not line.startswith("hopper.safetensors (s-ppo): 0/100,000 episodes"):
+            break
+    assert re.match(r"hopper.safetensors \(s-ppo\): [\d,]+/100,000 episodes, .* s left", line)
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 130, stderr
     (row,) = json.loads(out.read_text())
     assert 0 < row["episodes"] < 100000
-    assert "interrupted" in row["note"]
+    assert row["note"] == f"interrupted: {row['episodes']} of 100000 episodes, the shorter ones"
     assert "s-ppo" in stdout
+
+
+def test_ctrl_c_before_the_first_end_keeps_the_agents_before(
+    command: Run, policy_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played = []
+
+    def play(*args: Any, **kwargs: Any) -> rollout.EpisodeResults:
+        played.append(args)
+        stop = args[2] if len(played) == 1 else 0
+        one = np.ones(args[2], np.int64)
+        ended = np.arange(args[2]) < stop
+        return rollout.EpisodeResults(one * 7.0, one, ended, ended, one, 1.0, interrupted=stop == 0)
+
+    monkeypatch.setattr(rollout, "evaluate", play)
+    done = command("evaluate", policy_file, policy_file, policy_file, "--episodes", 3, "--json", "-")
+    assert done.returncode == 130
+    assert [row["mean"] for row in json.loads(done.stdout)] == [7.0]
+    assert "1 of 3 agents have results" in done.stderr
+    assert len(played) == 2

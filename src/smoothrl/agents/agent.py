@@ -22,6 +22,8 @@ from smoothrl.noise import Noise
 CHUNK_FLOATS = 1 << 20
 """Noisy inputs are made and forwarded in chunks of at most this many numbers: memory does not grow with m."""
 CHUNK_ROWS = 8192
+MOST_OUTPUTS = 1 << 26
+"""The most sampled outputs of one decision: 256 MiB, and as much again to sort them."""
 ROW_TILE = 8
 """Batches are padded to a multiple of this (and to two tiles at least): matrix kernels treat odd remainders
 differently, and a result would otherwise depend in its last bit on how many episodes run side by side."""
@@ -104,6 +106,7 @@ class Agent:
                 "one observation and no vote or certificate of it means anything; use frozen or per-image "
                 "statistics (protocol `paper` may ask for batch statistics, and certifies nothing then)"
             )
+        self._layers = tuple(self.network.modules())
         self._check_smoothing()
 
     def _check_smoothing(self) -> None:
@@ -114,6 +117,19 @@ class Agent:
             )
         if kind == "median" and action == "discrete":
             raise UserError("median smoothing needs continuous actions; a Q-agent takes vote or mean")
+        most = MOST_OUTPUTS // self.info.actions
+        if kind != "none" and self.smoothing.samples > most:
+            raise UserError(
+                f"{self.smoothing.samples:,} samples of {self.info.actions} outputs do not fit into 2 GB of "
+                f"memory; take at most {most:,}"
+            )
+
+    def _check_mode(self) -> None:
+        if any(module.training for module in self._layers):
+            raise UserError(
+                "the agent's network was put into training mode after the agent was made; nothing acts or "
+                "votes in training mode: give the agent a copy of the network that is trained"
+            )
 
     def with_smoothing(self, smooth: Smoothing) -> Agent:
         return Agent(
@@ -140,7 +156,13 @@ class Agent:
         return self.normaliser(raw).to(self.device)
 
     def forward(self, observations: Tensor) -> Tensor:
-        """The base network without noise, differentiable in the observations: (b, ...) -> (b, outputs)."""
+        """The base network without noise, differentiable in the observations: (b, ...) -> (b, outputs).
+
+        With batch statistics each observation is a batch of its own, as in the paper's attacks.
+        """
+        self._check_mode()
+        if self.batch_statistics:
+            return torch.cat([self.network(row) for row in torch.split(observations, 1)])
         return self.network(observations)  # type: ignore[no-any-return]
 
     @torch.no_grad()
@@ -153,14 +175,18 @@ class Agent:
     ) -> Tensor:
         """Outputs at `samples` noisy copies of each observation: (b, m, outputs), in bounded memory.
 
-        The noise of a row comes from its own stream and does not depend on the other rows.
+        The noise of a row comes from its own stream and does not depend on the other rows; with batch
+        statistics a batch holds the noisy copies of one observation, as in the paper's votes.
         """
+        self._check_mode()
         m = self.smoothing.samples if samples is None else samples
         ids = range(observations.shape[0]) if index is None else index
         shape = observations.shape[1:]
         size = max(1, observations[0].numel())
         per_draw = min(m, max(1, CHUNK_FLOATS // size))
         rows = max(1, min(CHUNK_FLOATS // (size * per_draw), CHUNK_ROWS // per_draw))
+        if self.batch_statistics:
+            rows = 1
         out = torch.empty(observations.shape[0], m, self.info.actions, device=self.device)
         for start in range(0, observations.shape[0], rows):
             block = observations[start : start + rows]
@@ -182,6 +208,9 @@ class Agent:
             if noise is None:
                 raise UserError("a smoothed agent needs a noise source to act")
             return self.sample_outputs(observations, noise, index)
+        if self.batch_statistics:
+            return self.forward(observations).unsqueeze(1)
+        self._check_mode()
         rows = max(1, min(CHUNK_ROWS, CHUNK_FLOATS // max(1, observations[0].numel())))
         parts = [self._forward_rows(part) for part in torch.split(observations, rows)]
         return torch.cat(parts).unsqueeze(1)

@@ -81,10 +81,10 @@ def read_header(path: str | Path) -> dict[str, Any]:
 
 
 def _read_meta(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        raise UserError(f"{path}: no such file")
     if path.is_dir():
         raise UserError(f"{path}: a folder without an agent.safetensors; name the agent file")
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
     precheck(path)
     try:
         with safe_open(str(path), framework="pt") as stream:
@@ -106,9 +106,12 @@ def _read_meta(path: Path) -> dict[str, Any]:
 
 
 def precheck(path: Path) -> None:
-    size = path.stat().st_size
-    with path.open("rb") as stream:
-        start = stream.read(9)
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as stream:
+            start = stream.read(9)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror or error})") from error
     if start[:4] == b"PK\x03\x04" or (start[:1] == b"\x80" and start[8:9] != b"{"):
         raise UserError(
             f"{path}: a PyTorch or pickle file, which smoothrl does not load as an agent; "
@@ -185,6 +188,8 @@ def _assemble(
 
 def network_from_state(description: dict[str, Any], state: dict[str, Tensor]) -> nn.Module:
     """Build without allocating, compare shapes, then adopt the tensors of the file."""
+    if _layers(description) > 4 * len(state) + 16:
+        raise UserError(f"it describes far more layers than its {len(state)} tensors can fill")
     with torch.device("meta"):
         network = networks.build(description)
     wanted = {k: (tuple(v.shape), v.dtype) for k, v in network.state_dict().items()}
@@ -201,6 +206,16 @@ def network_from_state(description: dict[str, Any], state: dict[str, Tensor]) ->
             raise UserError(f"tensor {name!r} has type {value.dtype}, the network needs {dtype}")
     network.load_state_dict({k: v.to(wanted[k][1]) for k, v in state.items()}, assign=True)
     return network
+
+
+def _layers(description: Any) -> int:
+    """How many layers a description asks for, so that a damaged one is refused before they are made."""
+    if not isinstance(description, dict):
+        return 0
+    lists = (len(v) for k, v in description.items() if k in ("hidden", "layers") and isinstance(v, list))
+    depth = description.get("depth", 0)
+    inner = (_layers(value) for value in description.values())
+    return sum(lists) + sum(inner) + (depth if isinstance(depth, int) else 0)
 
 
 def info_from_json(data: dict[str, Any]) -> AgentInfo:

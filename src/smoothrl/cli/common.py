@@ -117,7 +117,7 @@ def load_agents(options: EvaluationOptions) -> list[tuple[Path, Agent]]:
 
 
 class Progress:
-    """A live bar on a terminal; elsewhere a plain line every `interval` seconds."""
+    """A live bar on a terminal; elsewhere a plain line, soon and then every `interval` seconds."""
 
     def __init__(self, stream: TextIO, interval: float = 10.0) -> None:
         self.stream, self.interval = stream, interval
@@ -129,7 +129,8 @@ class Progress:
     def start(self, label: str, total: float, unit: str = "episodes") -> None:
         """Begin (or go on with) one piece of work."""
         self._label, self._total, self._done, self._unit = label, total, 0.0, unit
-        self._start = self._last = time.monotonic()
+        self._start = time.monotonic()
+        self._last = self._start - 0.8 * self.interval
         if self.stream.isatty():
             self._start_bar(label, total, unit)
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from smoothrl.cli.common import EvaluationOptions, load_agents, parse, progress_bar, say, write_json
+
+if TYPE_CHECKING:
+    from smoothrl.rollout import EpisodeResults
 
 
 @dataclass(frozen=True)
@@ -26,8 +30,9 @@ def main(argv: Sequence[str]) -> int:
     from smoothrl.results import json_rows
 
     rows, interrupted = [], False
+    agents = load_agents(options)
     with progress_bar() as bar:
-        for path, agent in load_agents(options):
+        for path, agent in agents:
             bar.start(f"{path.name} ({agent.name})", options.episodes)
             result = rollout.evaluate(
                 agent,
@@ -38,7 +43,9 @@ def main(argv: Sequence[str]) -> int:
                 max_steps=options.max_steps,
                 progress=lambda done, step: bar.update(done, f"step {step:,}"),
             )
-            note = f"interrupted after {int(result.complete.sum())} episodes" if result.interrupted else ""
+            interrupted = result.interrupted
+            if interrupted and not result.complete.any():
+                break
             row = rollout.result_row(
                 agent,
                 result,
@@ -46,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
                 options.seed,
                 environment=options.env,
                 protocol="",
-                note=note,
+                note=_unfinished(result),
                 command=command,
             )
             rows.append(row)
@@ -57,10 +64,19 @@ def main(argv: Sequence[str]) -> int:
                 f"{result.lengths.sum() / result.wall_time:,.0f} steps/s)",
                 options.json,
             )
-            if result.interrupted:
-                interrupted = True
+            if interrupted:
                 break
     write_json(json_rows(rows), options.json)
     if options.json not in (None, "-"):
         say(f"results: {options.json}")
+    if interrupted:
+        say(f"interrupted; {len(rows)} of {len(agents)} agents have results", options.json)
     return 130 if interrupted else 0
+
+
+def _unfinished(result: EpisodeResults) -> str:
+    """Short episodes end first, so the mean of the finished ones alone is that of the shorter ones."""
+    if result.complete.all():
+        return ""
+    why = "interrupted" if result.interrupted else "cut by --max-steps"
+    return f"{why}: {int(result.complete.sum())} of {result.complete.size} episodes, the shorter ones"

@@ -47,7 +47,7 @@ USAGE = f"usage: smoothrl list {'|'.join(LISTS)} [--json FILE]\n"
 
 
 def main(argv: Sequence[str]) -> int:
-    args = list(argv)
+    args = [word for arg in argv for word in (arg.split("=", 1) if arg.startswith("--json=") else [arg])]
     if not args or args[0] in ("-h", "--help"):
         say(USAGE.rstrip())
         return 0

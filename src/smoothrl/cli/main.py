@@ -58,6 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except OSError as error:
+        sys.stderr.write(f"smoothrl: {error.filename or name}: {error.strerror or error}\n")
+        return 2
 
 
 if __name__ == "__main__":
