@@ -486,16 +486,16 @@ class FastVotes(nn.Module):
         if not isinstance(network.denoiser, DnCNN | FastDenoiser):
             raise UserError(f"there are no fast votes for a {type(network.denoiser).__name__}")
         self.network = network
-        self.quick: list[nn.Sequential] = []
+        self.quick: dict[torch.device, nn.Sequential] = {}
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.quick:
+        if x.device not in self.quick:
             net = copy.deepcopy(self.network.denoiser.net)
             assert isinstance(net, nn.Sequential)
             cast = folded(net).to(torch.bfloat16).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-            self.quick.append(cast)
+            self.quick[x.device] = cast
         inputs = x.to(torch.bfloat16).contiguous(memory_format=torch.channels_last)
-        return self.network.q(x - self.quick[0](inputs).float())  # type: ignore[no-any-return]
+        return self.network.q(x - self.quick[x.device](inputs).float())  # type: ignore[no-any-return]
 
     @property
     def description(self) -> Description:

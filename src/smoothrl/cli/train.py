@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from smoothrl.cli.common import progress_bar, say
+from smoothrl.cli.common import pick_device, progress_bar, say
 from smoothrl.errors import UserError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class TrainOptions:
     sigma: float | None = None
     """Standard deviation of the smoothing noise, for `s-` methods."""
     samples: int | None = None
-    """Noise samples of one decision in training."""
+    """Noise samples of one decision: in training (s-ppo), of the deployed votes (s-dqn)."""
     epsilon: float | None = None
     """Budget that regularisers and adversaries train against."""
     out: Path | None = None
@@ -131,6 +131,8 @@ def check(options: TrainOptions, method: Method) -> None:
             f"--sigma is the noise of smoothed training and {method.name} has none; train s-{method.name}, "
             "or smooth at test time with `smoothrl evaluate --smooth`"
         )
+    if options.samples is not None and not method.smoothed:
+        raise UserError(f"--samples counts the noise draws of a smoothed agent and {method.name} has none")
     if method.algorithm == "ppo":
         for name in ("base", "adversarial", "denoiser", "preset"):
             if getattr(options, name) is not None:
@@ -180,7 +182,8 @@ def _dqn(options: TrainOptions, method: Method) -> list[Path]:
     from smoothrl.learners.q_methods import configure, train
 
     torch.set_num_threads(1)
-    overrides = options.overrides({"steps": "steps", "sigma": "sigma", "epsilon": "epsilon"})
+    device = pick_device(options.device)
+    overrides = options.overrides({n: n for n in ("steps", "sigma", "samples", "epsilon")})
     seeds = options.seed_list
     files = []
     with progress_bar() as bar:
@@ -204,8 +207,16 @@ def _dqn(options: TrainOptions, method: Method) -> list[Path]:
                     bar.start(f"{method.name} {options.env}", whole - step, "steps")
                 bar.update(step - first[0], note)
 
-            resume = options.resume and out.exists()
-            files.append(train(job, out, resume=resume, refill_replay=options.refill_replay, report=report))
+            file = train(
+                job,
+                out,
+                resume=options.resume and out.exists(),
+                refill_replay=options.refill_replay,
+                report=report,
+                device=device,
+                threads=options.threads,
+            )
+            files.append(file)
     return files
 
 

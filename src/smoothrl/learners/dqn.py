@@ -24,6 +24,7 @@ from smoothrl.learners.run_directory import RunDirectory
 from smoothrl.protocols import protocol
 
 Array = npt.NDArray[Any]
+Device = str | torch.device
 
 
 def normaliser(spec: envs.EnvSpec) -> Normaliser:
@@ -65,15 +66,20 @@ def q_description(spec: envs.EnvSpec, config: DQNConfig) -> dict[str, Any]:
     }
 
 
-def seeded(description: Mapping[str, Any], seed: int) -> nn.Module:
+def placed(network: nn.Module, device: Device) -> nn.Module:
+    """The network on the device, channels-last."""
+    return network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+def seeded(description: Mapping[str, Any], seed: int, device: Device = "cpu") -> nn.Module:
     """A network with PyTorch's initial weights drawn from `seed`, the global generator untouched."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return networks.build(description).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+        return placed(networks.build(description), device)
 
 
 def copied(network: nn.Module) -> nn.Module:
-    """Another network with the same weights, in evaluation mode."""
+    """Another network with the same weights, in evaluation mode, on the CPU."""
     twin = networks.build(networks.describe(network))
     twin.load_state_dict(network.state_dict())
     return networks.frozen(twin)
@@ -89,10 +95,15 @@ def adopt(network: nn.Module, init: Agent) -> None:
     network.load_state_dict(init.network.state_dict())
 
 
-def as_input(raw: Array, scale: float, precision: str = "fp32") -> Tensor:
-    """Raw observations as network input, images channels-last (bytes go to bf16 without a detour)."""
+def on(device: Device, array: Array) -> Tensor:
+    """The array as a tensor on the device."""
+    return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+
+def as_input(raw: Array, scale: float, precision: str = "fp32", device: Device = "cpu") -> Tensor:
+    """Raw observations as network input, images channels-last (bytes travel; no detour to bf16)."""
     image_bf16 = precision == "bf16" and raw.ndim == 4
-    x = torch.from_numpy(np.ascontiguousarray(raw)).to(torch.bfloat16 if image_bf16 else torch.float32)
+    x = on(device, raw).to(torch.bfloat16 if image_bf16 else torch.float32)
     if scale != 1.0:
         x = x.mul_(scale)
     return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
@@ -112,6 +123,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Tensor]
     for i, parameter in enumerate(optimizer.param_groups[0]["params"]):
         mine = {k.split(".", 1)[1]: v.clone() for k, v in state.items() if k.split(".", 1)[0] == str(i)}
         if mine:
+            mine["step"] = mine["step"].to(parameter.device)
             for name in ("exp_avg", "exp_avg_sq"):
                 mine[name] = torch.empty_like(parameter.detach()).copy_(mine[name])
             optimizer.state[parameter] = mine
@@ -140,34 +152,36 @@ class View:
 class DQNLearner:
     """Online and target network, and one gradient step."""
 
-    def __init__(self, config: DQNConfig, spec: envs.EnvSpec, init: Agent | None = None) -> None:
-        self.config, self.spec = config, spec
+    def __init__(
+        self, config: DQNConfig, spec: envs.EnvSpec, init: Agent | None = None, device: Device = "cpu"
+    ) -> None:
+        self.config, self.spec, self.device = config, spec, torch.device(device)
         self.scale = 1.0 / spec.obs_scale
         description = q_description(spec, config)
-        self.q = seeded(description, config.seed)
+        self.q = seeded(description, config.seed, device)
         if init is not None:
             adopt(self.q, init)
-        self.target = copied(self.q).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.target = placed(copied(self.q), device)
         self.optimizer = torch.optim.Adam(self.q.parameters(), lr=config.lr, eps=config.adam_eps, fused=True)
         self.updates = 0
         self.weighs_priorities = protocol(config.protocol).priority_weighted
 
     def inputs(self, raw: Array) -> Tensor:
         """What the network is shown of raw observations."""
-        return as_input(raw, self.scale, self.config.precision)
+        return as_input(raw, self.scale, self.config.precision, self.device)
 
     @torch.no_grad()
     def greedy(self, observations: Array) -> Array:
-        with amp(self.config):
+        with amp(self.config, self.device):
             q = self.q(self.inputs(observations))
-        return np.asarray(q.float().argmax(dim=1).numpy())
+        return np.asarray(q.float().argmax(dim=1).cpu().numpy())
 
     def update(self, batch: Batch, progress: float) -> tuple[npt.NDArray[np.float64], dict[str, float]]:
-        actions, weights = torch.from_numpy(batch.actions), torch.from_numpy(batch.weights)
+        actions, weights = on(self.device, batch.actions), on(self.device, batch.weights)
         notes = self.prepare(batch, progress)
         y = self.targets(batch)
         x = self.inputs(batch.observations)
-        with amp(self.config):
+        with amp(self.config, self.device):
             q = self.q(x)
         q = q.float()
         each = losses.huber_td(q, actions, y)
@@ -176,7 +190,7 @@ class DQNLearner:
         self.descend(loss, progress)
         metrics |= notes | {"loss": loss.item(), "q": q.detach().amax(dim=1).mean().item()}
         shown = each.detach() * weights if self.weighs_priorities else each.detach()
-        return np.asarray(shown.double().numpy()) + 1e-5, metrics
+        return np.asarray(shown.double().cpu().numpy()) + 1e-5, metrics
 
     def prepare(self, batch: Batch, progress: float) -> dict[str, float]:
         """What has to happen before the update of Q; and what to log of it."""
@@ -190,10 +204,10 @@ class DQNLearner:
     def targets(self, batch: Batch) -> Tensor:
         """The TD targets, nothing of them differentiated."""
         following = self.inputs(batch.following)
-        with amp(self.config):
+        with amp(self.config, self.device):
             target_q = self.target(following).float()
             online_q = self.q(following).float() if self.config.double else None
-        returns, discounts = torch.from_numpy(batch.returns), torch.from_numpy(batch.discounts)
+        returns, discounts = on(self.device, batch.returns), on(self.device, batch.discounts)
         return losses.td_target(returns, discounts, target_q, online_q)
 
     def descend(self, loss: Tensor, progress: float) -> None:
@@ -209,7 +223,8 @@ class DQNLearner:
             self.target.load_state_dict(self.q.state_dict())
 
     def agent(self, steps: int) -> Agent:
-        return Agent(copied(self.q), normaliser(self.spec), agent_info(self.config, self.spec, steps))
+        info = agent_info(self.config, self.spec, steps)
+        return Agent(copied(self.q), normaliser(self.spec), info, device=self.device)
 
     def state(self) -> dict[str, Tensor]:
         found = {f"q.{k}": v for k, v in self.q.state_dict().items()}
@@ -279,11 +294,14 @@ def train(
     resume: bool = False,
     refill_replay: bool = False,
     report: Report | None = None,
+    device: Device = "cpu",
+    threads: int | None = None,
 ) -> Path:
     """Train one agent into the run directory `out`; returns its path."""
     spec = discrete_spec(config.env, config.env_settings, config.method)
+    learns = learner(config, spec, init, device)
     origin = {} if init is None else {"init": init.digest}
     with RunDirectory.open(out, config_json(config) | origin, resume) as directory:
-        training = Training(learner(config, spec, init), config, directory, refill=refill_replay)
+        training = Training(learns, config, directory, refill=refill_replay, threads=threads)
         training.run(report)
         return directory.agent_path()

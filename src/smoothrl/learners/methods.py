@@ -109,8 +109,6 @@ def _methods() -> Iterator[Method]:
     for algorithm in ALGORITHMS.values():
         for smoothed in (False, True):
             yield Method(algorithm.name, smoothed)
-            if smoothed and algorithm is DQN:
-                continue
             for part in algorithm.ingredients:
                 is_regulariser = part.role == "regulariser"
                 yield Method(

@@ -81,10 +81,19 @@ def updates_due(config: QConfig, step: int) -> int:
 class Training:
     """A run between two checkpoints: environment, replay, learner, counters."""
 
-    def __init__(self, learner: QLearner, config: QConfig, directory: RunDirectory, *, refill: bool = False):
+    def __init__(
+        self,
+        learner: QLearner,
+        config: QConfig,
+        directory: RunDirectory,
+        *,
+        refill: bool = False,
+        threads: int | None = None,
+    ):
         self.learner, self.config, self.directory = learner, config, directory
+        settings = dict(config.env_settings)
         self.env = envs.make(
-            config.env, config.lanes, config.seed, training=True, **dict(config.env_settings)
+            config.env, config.lanes, config.seed, training=True, threads=threads, **settings
         )
         self.replay = make_replay(config, self.env.description, directory, refill)
         self.rng = np.random.default_rng([config.seed, 0x51])
@@ -265,6 +274,6 @@ def config_json(config: QConfig) -> dict[str, Any]:
     return asdict(config)
 
 
-def amp(config: QConfig) -> torch.autocast:
+def amp(config: QConfig, device: torch.device) -> torch.autocast:
     """Autocast of the config's precision."""
-    return torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bf16")
+    return torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16")

@@ -10,7 +10,7 @@ from smoothrl.agents import Agent, load_agent
 from smoothrl.errors import UserError
 from smoothrl.learners import dqn, s_dqn
 from smoothrl.learners.methods import Method
-from smoothrl.learners.q_config import DQNConfig, NoisyDQNConfig, QConfig, SDQNConfig, with_changes
+from smoothrl.learners.q_config import DQNConfig, NoisyDQNConfig, QConfig, SDQNConfig
 from smoothrl.learners.q_loop import Report
 from smoothrl.learners.robust_dqn import LEARNERS
 
@@ -59,21 +59,26 @@ def _smoothed(
     adversarial: str | None,
     denoiser: str | None,
 ) -> Job:
-    if method.robust:
-        raise UserError(
-            f"{method.name}: s-dqn takes its robustness from its base; train {method.name[2:]!r} and give it "
-            "with --base"
-        )
     if denoiser == "none":
-        if base is not None or adversarial is not None:
-            raise UserError("--denoiser none trains the Q-network itself, without --base or --adversarial")
-        plain = dqn.preset_config(method.name, env_id, preset)
-        values = {k: v for k, v in vars(plain).items()}
-        return Job(with_changes(NoisyDQNConfig(**values), changes))
+        if base is not None or adversarial is not None or method.robust:
+            raise UserError(
+                "--denoiser none trains the Q-network itself: s-dqn without --base, --adversarial or a "
+                "regulariser"
+            )
+        return Job(s_dqn.noisy_config(env_id, preset, **changes))
+    if adversarial is None and "epsilon" in changes:
+        raise UserError(
+            f"--epsilon is the budget of --adversarial s-pgd; {method.name} has no other use for it"
+        )
     agent = s_dqn.checked_base(base, env_id, changes.get("env_settings"))
-    if adversarial is not None:
-        changes = {**changes, "adversarial": adversarial}
-    return Job(s_dqn.preset_config(env_id, agent, preset, denoiser, **changes), agent)
+    wanted = method.name.removeprefix("s-")
+    if method.robust and agent.info.method != wanted:
+        raise UserError(
+            f"{method.name} takes its robustness from its base and {base} is a {agent.info.method} agent; "
+            f"give a {wanted} agent with --base, or train s-dqn, which takes any"
+        )
+    given = {**changes, "method": method.name} | ({"adversarial": adversarial} if adversarial else {})
+    return Job(s_dqn.preset_config(env_id, agent, preset, denoiser, **given), agent)
 
 
 def train(
@@ -83,10 +88,13 @@ def train(
     resume: bool = False,
     refill_replay: bool = False,
     report: Report | None = None,
+    device: dqn.Device = "cpu",
+    threads: int | None = None,
 ) -> Path:
     """Train one agent; returns its path."""
     config = job.config
     options: dict[str, Any] = {"resume": resume, "refill_replay": refill_replay, "report": report}
+    options |= {"device": device, "threads": threads}
     if isinstance(config, SDQNConfig | NoisyDQNConfig):
         return s_dqn.train(config, job.base, out, **options)
     assert isinstance(config, DQNConfig)

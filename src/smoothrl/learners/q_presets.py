@@ -82,7 +82,7 @@ VECTOR_DQN: Values = {
 
 ROBUST: dict[str, dict[str, Values]] = {
     "sa": {
-        "paper": {"kappa": 0.005, "ramp_start": 0.25, "ramp_end": 5.5 / 6.0},
+        "paper": {"kappa": 0.005, "ramp_start": 0.25, "ramp_end": 5.5 / 6.0, "explore_steps": 1_500_000},
         "cpu": {"kappa": 0.005, "ramp_start": 0.25, "ramp_end": 0.9},
         "minatar": {"kappa": 0.02, "epsilon": 0.05, "ramp_start": 0.3, "ramp_end": 0.9},
         "vector": {"kappa": 0.02, "epsilon": 0.02, "ramp_start": 0.3, "ramp_end": 0.9},
@@ -125,6 +125,11 @@ ROBUST: dict[str, dict[str, Values]] = {
     },
 }
 """What a regulariser changes; epsilon is 1/255 on Atari."""
+ROADRUNNER_PAPER: dict[str, Values] = {
+    "sa": {"kappa": 0.01, "target_every": 32_000},
+    "radial": {"adam_eps": 1.5e-4},
+}
+"""What RoadRunner changes in the preset `paper` of a regulariser."""
 
 PAPER_SDQN: Values = {
     "steps": 300_000,
@@ -140,6 +145,7 @@ PAPER_SDQN: Values = {
     "checkpoint_every": 50_000,
     "sigma": 0.1,
     "epsilon": 0.05,
+    "denoiser": "dncnn",
     "lambda_reconstruction": 1_000.0,
 }
 CPU_SDQN: Values = {
@@ -207,6 +213,7 @@ VECTOR_SDQN: Values = {
     "eval_episodes": 20,
     "sigma": 0.1,
     "epsilon": 0.05,
+    "denoiser": "mlp",
     "denoiser_width": 128,
     "denoiser_depth": 3,
     "attack_steps": 3,
@@ -260,8 +267,8 @@ def robust_preset(env_id: str, image: bool, regulariser: str, name: str | None =
     kind = family(env_id, image)
     chosen = (name or "cpu") if kind == "atari" else kind
     values = {**dqn_preset(env_id, image, name), **ROBUST[regulariser][chosen]}
-    if (regulariser, game_of(env_id), chosen) == ("sa", "roadrunner", "paper"):
-        values |= {"kappa": 0.01, "target_every": 32_000}
+    if (game_of(env_id), chosen) == ("roadrunner", "paper"):
+        values |= ROADRUNNER_PAPER.get(regulariser, {})
     return values
 
 

@@ -12,11 +12,13 @@ from smoothrl.agents import Agent
 from smoothrl.errors import UserError
 from smoothrl.learners import q_losses as losses
 from smoothrl.learners.dqn import (
+    Device,
     DQNLearner,
     View,
     copied,
     load_optimizer,
     normaliser,
+    on,
     optimizer_state,
     part,
 )
@@ -30,9 +32,11 @@ class RobustDQNLearner(DQNLearner):
 
     config: RobustDQNConfig
 
-    def __init__(self, config: DQNConfig, spec: envs.EnvSpec, init: Agent | None = None) -> None:
+    def __init__(
+        self, config: DQNConfig, spec: envs.EnvSpec, init: Agent | None = None, device: Device = "cpu"
+    ) -> None:
         assert isinstance(config, RobustDQNConfig)
-        super().__init__(config, spec, init)
+        super().__init__(config, spec, init, device)
         self.valid = normaliser(spec).bounds
 
     def epsilon(self, progress: float) -> float:
@@ -76,7 +80,7 @@ class RadialDQNLearner(RobustDQNLearner):
             return standard, {}
         x = view.x.float()
         chain, count = advantages(self.q), view.q.shape[1]
-        centre = (torch.eye(count) - 1.0 / count).expand(x.shape[0], -1, -1)
+        centre = (torch.eye(count, device=x.device) - 1.0 / count).expand(x.shape[0], -1, -1)
         lower, upper = bounds.ibp(chain, *bounds.box(x, epsilon), centre)
         overlap = losses.radial_overlap(view.q, view.actions, lower, upper).mean()
         total = self.config.kappa * standard + (1.0 - self.config.kappa) * overlap
@@ -86,9 +90,11 @@ class RadialDQNLearner(RobustDQNLearner):
 class WocarDQNLearner(RobustDQNLearner):
     """WocaR-DQN: a worst-case network W beside Q, and Q chosen with W in mind."""
 
-    def __init__(self, config: DQNConfig, spec: envs.EnvSpec, init: Agent | None = None) -> None:
-        super().__init__(config, spec, init)
-        self.worst = copied(self.q).train().requires_grad_(True)
+    def __init__(
+        self, config: DQNConfig, spec: envs.EnvSpec, init: Agent | None = None, device: Device = "cpu"
+    ) -> None:
+        super().__init__(config, spec, init, device)
+        self.worst = copied(self.q).train().requires_grad_(True).to(device)
         self.worst_optimizer = torch.optim.Adam(
             self.worst.parameters(), lr=config.lr, eps=config.adam_eps, fused=True
         )
@@ -98,13 +104,13 @@ class WocarDQNLearner(RobustDQNLearner):
         """W(s, a) to R + gamma^n min over the actions that an attack can bring about at s'."""
         epsilon = 1e-7 if self.tiny else self.epsilon(progress)
         following = self.inputs(batch.following).float()
-        returns, discounts = torch.from_numpy(batch.returns), torch.from_numpy(batch.discounts)
+        returns, discounts = on(self.device, batch.returns), on(self.device, batch.discounts)
         with torch.no_grad():
             lower, upper = bounds.ibp(self.q, *bounds.box(following, epsilon, self.valid))
             possible = losses.reachable_actions(lower, upper)
             y = losses.worst_target(returns, discounts, self.worst(following), possible)
         values = self.worst(self.inputs(batch.observations).float())
-        loss = losses.huber_td(values, torch.from_numpy(batch.actions), y).mean()
+        loss = losses.huber_td(values, on(self.device, batch.actions), y).mean()
         self.worst_optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         if self.config.grad_clip > 0.0:
@@ -118,7 +124,7 @@ class WocarDQNLearner(RobustDQNLearner):
         following = self.inputs(batch.following).float()
         target_q, ratio = self.target(following), self.config.worst_ratio
         choice = (1.0 - ratio) * target_q + ratio * self.worst(following)
-        returns, discounts = torch.from_numpy(batch.returns), torch.from_numpy(batch.discounts)
+        returns, discounts = on(self.device, batch.returns), on(self.device, batch.discounts)
         return losses.td_target(returns, discounts, target_q, choice)
 
     def prepare(self, batch: Batch, progress: float) -> dict[str, float]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,7 @@ from smoothrl.agents import Agent, Smoothing, load_agent
 from smoothrl.errors import UserError
 from smoothrl.learners import q_losses as losses
 from smoothrl.learners.dqn import (
+    Device,
     DQNLearner,
     agent_info,
     as_input,
@@ -27,10 +29,13 @@ from smoothrl.learners.dqn import (
     discrete_spec,
     load_optimizer,
     normaliser,
+    on,
     optimizer_state,
     part,
+    placed,
     seeded,
 )
+from smoothrl.learners.dqn import preset_config as dqn_config
 from smoothrl.learners.q_adversary import s_pgd
 from smoothrl.learners.q_config import NoisyDQNConfig, SDQNConfig, with_changes
 from smoothrl.learners.q_loop import Report, Training, amp, config_json, learning_rate
@@ -38,6 +43,7 @@ from smoothrl.learners.q_presets import s_dqn_preset
 from smoothrl.learners.replay import Batch
 from smoothrl.learners.run_directory import RunDirectory
 from smoothrl.protocols import protocol
+from smoothrl.rollout import check_environment
 
 Array = npt.NDArray[Any]
 
@@ -66,28 +72,31 @@ def denoiser_description(spec: envs.EnvSpec, config: SDQNConfig) -> dict[str, An
 class SDQNLearner:
     """A denoiser in training before a frozen Q-network."""
 
-    def __init__(self, config: SDQNConfig, spec: envs.EnvSpec, q: nn.Module) -> None:
-        self.config, self.spec = config, spec
+    def __init__(self, config: SDQNConfig, spec: envs.EnvSpec, q: nn.Module, device: Device = "cpu") -> None:
+        self.config, self.spec, self.device = config, spec, torch.device(device)
         self.scale = 1.0 / spec.obs_scale
         self.valid = normaliser(spec).bounds
         self.switches = protocol(config.protocol)
-        self.q = networks.frozen(copied(q)).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.denoiser = seeded(denoiser_description(spec, config), config.seed)
+        self.q = placed(copied(q), device)
+        self.denoiser = seeded(denoiser_description(spec, config), config.seed, device)
         self.parameters = list(self.denoiser.parameters())
         self.optimizer = torch.optim.Adam(self.parameters, lr=config.lr, eps=config.adam_eps, fused=True)
-        self.generator = torch.Generator().manual_seed(config.seed + 7_777_777)
+        self.generator = noise_generator(config, device)
 
     # ---------------------------------------------------------------------------------------- acting
 
     def greedy(self, observations: Array) -> Array:
         """argmax Q(D(s + z)), one draw of z a lane; some lanes are attacked first."""
-        x = as_input(observations, self.scale)
-        with networks_in_eval_mode(self.denoiser), amp(self.config):
+        x = self._input(observations)
+        with networks_in_eval_mode(self.denoiser), amp(self.config, self.device):
             if self.config.adversarial != "none":
                 x = self.attacked(x, self._rows(x.shape[0]))[0]
             with torch.no_grad():
                 q = self._denoised_q(x + self._noise(x))
-        return np.asarray(q.float().argmax(dim=1).numpy())
+        return np.asarray(q.float().argmax(dim=1).cpu().numpy())
+
+    def _input(self, raw: Array, precision: str = "fp32") -> Tensor:
+        return as_input(raw, self.scale, precision, self.device)
 
     def _denoised_q(self, x: Tensor) -> Tensor:
         return self.q(self.denoiser(x))  # type: ignore[no-any-return]
@@ -102,10 +111,10 @@ class SDQNLearner:
     # -------------------------------------------------------------------------------------- learning
 
     def update(self, batch: Batch, progress: float) -> tuple[npt.NDArray[np.float64], dict[str, float]]:
-        clean = as_input(batch.observations, self.scale)
-        actions, weights = torch.from_numpy(batch.actions), torch.from_numpy(batch.weights)
+        clean = self._input(batch.observations)
+        actions, weights = on(self.device, batch.actions), on(self.device, batch.weights)
         y = self.targets(batch)
-        with amp(self.config):
+        with amp(self.config, self.device):
             seen, leaked = self._seen(clean)
             denoised = self.denoiser(seen + self._batch_noise(seen))
             q = self.q(denoised)
@@ -116,14 +125,14 @@ class SDQNLearner:
         self._descend(loss, leaked, progress)
         each = td.detach() * weights if self.switches.priority_weighted else td.detach()
         metrics = {"loss": loss.item(), "mse": mse.item(), "td": td.detach().mean().item()}
-        return np.asarray(each.double().numpy()) + 1e-5, metrics
+        return np.asarray(each.double().cpu().numpy()) + 1e-5, metrics
 
     @torch.no_grad()
     def targets(self, batch: Batch) -> Tensor:
         """y from the frozen Q at the clean next states."""
-        with amp(self.config):
-            following = self.q(as_input(batch.following, self.scale, self.config.precision)).float()
-        returns, discounts = torch.from_numpy(batch.returns), torch.from_numpy(batch.discounts)
+        with amp(self.config, self.device):
+            following = self.q(self._input(batch.following, self.config.precision)).float()
+        returns, discounts = on(self.device, batch.returns), on(self.device, batch.discounts)
         return losses.td_target(returns, discounts, following)
 
     def _seen(self, clean: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -131,12 +140,12 @@ class SDQNLearner:
         if self.config.adversarial == "none":
             return clean, []
         if self.switches.adversarial_whole_batch:
-            hit = torch.rand((), generator=self.generator).item() < self.config.attack_probability
-            return self.attacked(clean, torch.full((clean.shape[0],), hit))
+            return self.attacked(clean, self._rows(1).expand(clean.shape[0]))
         return self.attacked(clean, self._rows(clean.shape[0]))
 
     def _rows(self, count: int) -> Tensor:
-        return torch.rand(count, generator=self.generator) < self.config.attack_probability
+        uniform = torch.rand(count, generator=self.generator, device=self.device)
+        return uniform < self.config.attack_probability
 
     def attacked(self, clean: Tensor, rows: Tensor) -> tuple[Tensor, list[Tensor]]:
         """S-PGD on the chosen rows."""
@@ -175,7 +184,7 @@ class SDQNLearner:
         smooth = Smoothing("vote", self.config.sigma, self.config.samples)
         info = agent_info(self.config, self.spec, steps, trained_with=smooth)
         mixes = bool(networks.batch_dependent(networks.frozen(network)))
-        return Agent(network, normaliser(self.spec), info, batch_statistics=mixes)
+        return Agent(network, normaliser(self.spec), info, batch_statistics=mixes, device=self.device)
 
     def state(self) -> dict[str, Tensor]:
         found = {f"denoiser.{k}": v for k, v in self.denoiser.state_dict().items()}
@@ -185,33 +194,46 @@ class SDQNLearner:
     def load(self, state: Mapping[str, Tensor]) -> None:
         self.denoiser.load_state_dict(part(state, "denoiser"))
         load_optimizer(self.optimizer, part(state, "adam"))
-        self.generator.set_state(state["generator"])
+        resume_noise(self.generator, state["generator"])
 
 
 class NoisyDQNLearner(DQNLearner):
     """DQN whose every observation is noisy: when it acts, in its update and in its targets."""
 
-    def __init__(self, config: NoisyDQNConfig, spec: envs.EnvSpec) -> None:
-        super().__init__(config, spec)
+    def __init__(self, config: NoisyDQNConfig, spec: envs.EnvSpec, device: Device = "cpu") -> None:
+        super().__init__(config, spec, device=device)
         self.sigma, self.samples = config.sigma, config.samples
-        self.generator = torch.Generator().manual_seed(config.seed + 7_777_777)
+        self.generator = noise_generator(config, device)
 
     def inputs(self, raw: Array) -> Tensor:
         x = super().inputs(raw)
-        z = torch.empty(x.shape).normal_(generator=self.generator).mul_(self.sigma)
+        z = torch.empty(x.shape, device=self.device).normal_(generator=self.generator).mul_(self.sigma)
         return x + z
 
     def agent(self, steps: int) -> Agent:
         smooth = Smoothing("vote", self.sigma, self.samples)
         info = agent_info(self.config, self.spec, steps, trained_with=smooth)
-        return Agent(copied(self.q), normaliser(self.spec), info)
+        return Agent(copied(self.q), normaliser(self.spec), info, device=self.device)
 
     def state(self) -> dict[str, Tensor]:
         return super().state() | {"generator": self.generator.get_state()}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         super().load(state)
-        self.generator.set_state(state["generator"])
+        resume_noise(self.generator, state["generator"])
+
+
+def noise_generator(config: SDQNConfig | NoisyDQNConfig, device: Device) -> torch.Generator:
+    """The stream of smoothing noise, made where it is used."""
+    return torch.Generator(device).manual_seed(config.seed + 7_777_777)
+
+
+def resume_noise(generator: torch.Generator, state: Tensor) -> None:
+    """Go on with the stream; a run that moved to another device gets a fresh one that its state decides."""
+    if state.shape == generator.get_state().shape:
+        generator.set_state(state)
+    else:
+        generator.manual_seed(crc32(state.numpy().tobytes()))
 
 
 class networks_in_eval_mode:
@@ -238,7 +260,7 @@ def checked_base(path: Path | None, env_id: str, settings: Mapping[str, Any] | N
     info = agent.info
     if not agent.discrete:
         raise UserError(f"{path} is a {info.method} agent with continuous actions; s-dqn needs a Q-network")
-    if isinstance(agent.network, networks.DenoisedQ):
+    if isinstance(agent.network, networks.DenoisedQ | networks.FastVotes):
         raise UserError(f"{path} is an s-dqn agent already; its own base is what --base wants")
     if info.env_id != env_id:
         raise UserError(f"{path} was trained on {info.env_id}, not on {env_id}; use a base of the same game")
@@ -246,6 +268,13 @@ def checked_base(path: Path | None, env_id: str, settings: Mapping[str, Any] | N
         raise UserError(
             f"{path} was trained with {dict(info.env_settings)} and this run has {dict(settings)}; a base of "
             "other preprocessing sees other images"
+        )
+    check_environment(agent, env_id)
+    shown, seen = normaliser(envs.spec(env_id, **info.env_settings)), agent.normaliser
+    if (shown.kind, shown.scale) != (seen.kind, seen.scale):
+        raise UserError(
+            f"{path} sees observations normalised by {seen.kind!r} and s-dqn trains on {shown.kind!r}; use a "
+            "base of the same preprocessing, one that was trained here for instance"
         )
     return agent
 
@@ -258,17 +287,19 @@ def train(
     resume: bool = False,
     refill_replay: bool = False,
     report: Report | None = None,
+    device: Device = "cpu",
+    threads: int | None = None,
 ) -> Path:
     """Train one agent into the run directory `out`; returns its path."""
     spec = discrete_spec(config.env, config.env_settings, config.method)
+    learner: SDQNLearner | NoisyDQNLearner
+    if isinstance(config, NoisyDQNConfig):
+        learner = NoisyDQNLearner(config, spec, device)
+    else:
+        assert base is not None
+        learner = SDQNLearner(config, spec, base.network, device)
     with RunDirectory.open(out, config_json(config), resume) as directory:
-        learner: SDQNLearner | NoisyDQNLearner
-        if isinstance(config, NoisyDQNConfig):
-            learner = NoisyDQNLearner(config, spec)
-        else:
-            assert base is not None
-            learner = SDQNLearner(config, spec, base.network)
-        training = Training(learner, config, directory, refill=refill_replay)
+        training = Training(learner, config, directory, refill=refill_replay, threads=threads)
         training.run(report)
         return directory.agent_path()
 
@@ -277,16 +308,24 @@ def preset_config(
     env_id: str, base: Agent, preset: str | None = None, denoiser: str | None = None, **changes: Any
 ) -> SDQNConfig:
     """The preset of the base agent's environment with the caller's changes."""
-    shape = base.info.observation_shape
-    chosen = denoiser or ("fast" if len(shape) == 3 else "mlp")
     values = {
-        **s_dqn_preset(env_id, len(shape) == 3, preset),
+        **s_dqn_preset(env_id, len(base.info.observation_shape) == 3, preset),
         "env": env_id,
         "env_settings": dict(base.info.env_settings),
         "base": base.digest,
-        "denoiser": chosen,
     }
+    if denoiser is not None:
+        values["denoiser"] = denoiser
     if protocol(changes.get("protocol", "sound")).reconstruction_summed:
         values["lambda_reconstruction"] = 1.0
     config: SDQNConfig = with_changes(SDQNConfig(**values), changes)
+    return config
+
+
+def noisy_config(env_id: str, preset: str | None = None, **changes: Any) -> NoisyDQNConfig:
+    """The ablation: the Q-network's preset, the noise of the denoiser's."""
+    plain = dqn_config("s-dqn", env_id, preset)
+    image = len(envs.spec(env_id, **plain.env_settings).obs_shape) == 3
+    values = {**vars(plain), "sigma": s_dqn_preset(env_id, image, preset)["sigma"]}
+    config: NoisyDQNConfig = with_changes(NoisyDQNConfig(**values), changes)
     return config
