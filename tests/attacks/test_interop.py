@@ -91,6 +91,26 @@ def test_a_given_adversary_is_used(file, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
+    ("kind", "seed", "arguments", "words"),
+    [
+        ("optimal", 1, ["--attack", "mad,optimal"], "another agent"),
+        ("optimal", 1, ["--attack", "suite"], "another agent"),
+        ("optimal", 0, ["--attack", "min-rs"], "not for 'min-rs'"),
+        ("optimal", 0, ["--attack", "optimal", "--env", "Pendulum-v1"], "acts in Pendulum-v1"),
+    ],
+)
+def test_an_adversary_that_does_not_fit_is_refused_before_anything_is_played(
+    tmp_path, capsys, kind, seed, arguments, words
+):
+    file = str(save_agent(policy(), tmp_path / "toy.safetensors"))
+    given = save_adversary(adversary(policy(seed=seed), kind), tmp_path / "adversary.safetensors")
+    assert main(["attack", file, *arguments, "--epsilon", "0.2", "--adversary", str(given)]) == 2
+    shown = capsys.readouterr()
+    assert words in shown.err
+    assert "mad linf" not in shown.out
+
+
+@pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["--attack", "mda"], "did you mean 'mad'"),
@@ -99,6 +119,10 @@ def test_a_given_adversary_is_used(file, tmp_path, capsys):
         (["--attack", "mad", "--epsilon", "-1"], "raw observations"),
         (["--attack", "mad", "--epsilon", "x"], "one number or several"),
         (["--attack", "mad", "--adversary", "a"], "goes with min-rs"),
+        (["--attack", "optimal", "--adversary", "a"], "no such adversary file"),
+        (["--attack", "mad,optimal", "--env", "Hopper-v2"], "fitted where the agent was trained"),
+        (["--attack", "mad", "--certificate", "a"], "goes with --attack suite"),
+        (["--certificate", "a"], "does not exist"),
         (["--attack", "mad", "--draws", "0"], "at least one of its draws"),
     ],
 )

@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from smoothrl import networks
+from smoothrl import certification, networks
 from smoothrl.agents import Agent, Smoothing
-from smoothrl.attacks import Adversary, Overrides, load_adversary, make_attack, save_adversary
+from smoothrl.attacks import Adversary, Overrides, load_adversary, make_attack, make_budget, save_adversary
 from smoothrl.attacks.base import Attack
+from smoothrl.attacks.catalogue import plan_of
+from smoothrl.attacks.learned import DirectedQAttack
+from smoothrl.certificates import files
 from smoothrl.errors import UserError
 from smoothrl.learners import suite
 from smoothrl.learners.attack_runs import Attacked, Episodes, early_stopped, play
@@ -24,6 +27,7 @@ from smoothrl.learners.critics import (
     critic_loss,
     fit_critics,
 )
+from smoothrl.learners.directors import DirectorConfig, DirectorFit, DirectorSettings
 from smoothrl.learners.fit_attacks import SCALES, fit_attack, still_improving
 from smoothrl.learners.tournament import Arena, Grouped, choose, play_members
 from smoothrl.protocols import PAPER, SOUND
@@ -109,6 +113,36 @@ def test_killed_critic_fit_goes_on_to_the_same_bits(tmp_path):
     for a, b in zip(whole.critics, again.critics, strict=True):
         for x, y in zip(a.parameters(), b.parameters(), strict=True):
             assert torch.equal(x, y)
+
+
+def test_killed_director_fit_goes_on_to_the_same_bits(tmp_path):
+    agent = q_agent(Smoothing("vote", 0.2, 4))
+    plan = plan_of("pa-ad", agent, SOUND, Overrides(steps=2, draws=2))
+    grid = [DirectorConfig(), DirectorConfig(lr=1e-3)]
+    settings = DirectorSettings(steps=1024, lanes=4, horizon=16)
+
+    def fit():
+        attack = DirectedQAttack(agent, make_budget(agent, 0.3), None, plan, SOUND, smoothed=True)
+        return DirectorFit(attack, agent, "smoothrl/Toy-v0", grid, settings)
+
+    def kill(share: float, note: str) -> None:
+        if share > 0.6:
+            raise ZeroDivisionError
+
+    whole = fit().run()
+    with pytest.raises(ZeroDivisionError):
+        fit().run(kill, tmp_path)
+    shares = []
+    again = fit().run(lambda share, note: shares.append(share), tmp_path)
+    assert shares[0] > 0.4
+    assert again.curves == whole.curves
+    for a, b in zip(whole.directors, again.directors, strict=True):
+        for x, y in zip(a.parameters(), b.parameters(), strict=True):
+            assert torch.equal(x, y)
+    grid[0] = DirectorConfig(lr=2e-3)
+    other = fit()
+    with pytest.raises(UserError, match="lr"):
+        other.run(None, tmp_path)
 
 
 def test_grouped_pool_gives_each_member_its_rows():
@@ -310,6 +344,7 @@ def test_flag_zero_gradients():
             layer.weight.mul_(1e4)
     attacked = play(agent, make_attack("mad", agent, 0.01, protocol=PAPER), Episodes(3))
     assert "mad zero gradients" in names_of(suite.attack_flags(attacked, 0.01))
+    assert not suite.attack_flags(play(policy(), make_attack("mad", policy(), 0.1), Episodes(3)), 0.1)
 
 
 def test_flag_broken_gradients():
@@ -361,14 +396,63 @@ def test_flag_more_draws():
     assert suite.draws_flag(usual, usual + np.array([0.1, -0.1, 0.1, -0.1, 0.0]), "mad", 16) is None
 
 
-def test_flag_unfinished_adversary(tmp_path):
+def test_more_draws_is_flagged_by_the_suite(tmp_path, monkeypatch):
+    """The agent plays worse as soon as its attacker averages over more draws than the suite's usual ones."""
+    agent = linear_policy([[1.0, 2.0]], Smoothing("median", 0.05, 8))
+    assert not run(agent, 0.2, tmp_path / "as-it-is", names=["mad"]).flags
+    honest = suite.play
+
+    def play_worse(agent, attack, episodes, **rest):
+        found = honest(agent, attack, episodes, **rest)
+        if attack is not None and attack.describe().get("draws") == 16:
+            found.results.returns[:] -= 50.0
+        return found
+
+    monkeypatch.setattr(suite, "play", play_worse)
+    report = run(agent, 0.2, tmp_path / "worse", names=["mad"])
+    assert names_of(report.flags) == {"more draws"}
+
+
+@pytest.mark.parametrize("growing", [True, False])
+def test_flag_unfinished_adversary(tmp_path, growing):
     agent = policy()
     fitted = adversary(agent, "optimal")
-    growing = Adversary(fitted.network, replace(fitted.info, notes={"still_improving": True}))
-    report = run(agent, 0.1, tmp_path, names=["random", "optimal"], adversaries={"optimal": growing})
-    assert "optimal unfinished" in names_of(report.flags)
+    given = Adversary(fitted.network, replace(fitted.info, notes={"still_improving": growing}))
+    report = run(agent, 0.1, tmp_path, names=["random", "optimal"], adversaries={"optimal": given})
+    assert ("optimal unfinished" in names_of(report.flags)) == growing
     kept = json.loads(next(tmp_path.glob("suite-*/suite.json")).read_text())
     assert kept["format"] == "smoothrl-suite"
+
+
+def test_an_adversary_of_others_is_refused_before_anything_is_played(tmp_path):
+    foreign = adversary(policy(seed=1), "optimal")
+    with pytest.raises(UserError, match="another agent"):
+        run(policy(), 0.1, tmp_path, adversaries={"optimal": foreign})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_return_certificate_is_held_against_the_attacks(tmp_path):
+    agent = linear_policy([[1.0, 0.0]], Smoothing("median", 0.2, 1))
+    made = certification.certify_return(agent, 300, epsilons=(0.005,))
+    file = files.write(tmp_path / "bound.json", made.record)
+    (claim,) = suite.claims_of(file, agent)
+    assert (claim.bound, claim.epsilon, claim.norm) == (float(made.result.bound[0]), 0.005, "l2")
+    assert claim.statistic == "median"
+
+    def flags(claim, folder):
+        episodes, options = Episodes(40, 2), {"names": ["mad"], "certificates": (claim,)}
+        report = suite.run_suite(agent, 0.005, "l2", episodes=episodes, folder=tmp_path / folder, **options)
+        return names_of(report.flags)
+
+    assert "certificate broken" not in flags(claim, "true")
+    assert "certificate broken" in flags(replace(claim, bound=claim.bound + 5.0), "false")
+    with pytest.raises(UserError, match="another agent"):
+        suite.claims_of(file, policy(Smoothing("median", 0.2, 1)))
+    with pytest.raises(UserError, match="--samples 1"):
+        suite.claims_of(file, agent.with_smoothing(Smoothing("median", 0.2, 100)))
+    short = certification.certify_return(agent, 300, epsilons=(0.005,), horizon=3)
+    with pytest.raises(UserError, match="whole episodes"):
+        suite.claims_of(files.write(tmp_path / "short.json", short.record), agent)
 
 
 def test_rows_say_how_the_attack_was_made():

@@ -1,6 +1,12 @@
 """Attacks: batches of observations in, perturbed observations within a budget out."""
 
-from smoothrl.attacks.adversary import Adversary, AdversaryInfo, load_adversary, save_adversary
+from smoothrl.attacks.adversary import (
+    Adversary,
+    AdversaryInfo,
+    check_adversary,
+    load_adversary,
+    save_adversary,
+)
 from smoothrl.attacks.base import Attack, RandomAttack
 from smoothrl.attacks.budget import NORMS, Budget, make_budget
 from smoothrl.attacks.catalogue import ENTRIES, Overrides, catalogue, check_fit, make_attack, suitable
@@ -20,6 +26,7 @@ __all__ = [
     "RandomAttack",
     "Search",
     "catalogue",
+    "check_adversary",
     "check_fit",
     "load_adversary",
     "make_attack",

@@ -100,14 +100,14 @@ def _read(source: Path) -> tuple[dict[str, Tensor], Any]:
         raise UserError(f"{source}: not an adversary file, or damaged ({error})") from error
 
 
-def check_adversary(adversary: Adversary, kind: str, agent: Agent) -> None:
-    """Refuse an adversary of another kind, agent or environment."""
-    info = adversary.info
+def check_adversary(adversary: Adversary, kind: str, agent: Agent, env_id: str | None = None) -> None:
+    """Refuse an adversary of another kind, agent or environment (the one played in; else the agent's own)."""
+    info, played = adversary.info, env_id or agent.info.env_id
     if info.kind != kind:
         raise UserError(f"this adversary was fitted for {info.kind!r}, not for {kind!r}")
-    if info.env_id != agent.info.env_id:
+    if info.env_id != played:
         raise UserError(
-            f"this adversary was fitted in {info.env_id}, the agent acts in {agent.info.env_id}; fit it again"
+            f"this adversary was fitted in {info.env_id}, the agent acts in {played}; fit it again"
         )
     if info.victim != agent.digest:
         raise UserError(

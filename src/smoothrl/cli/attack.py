@@ -42,6 +42,8 @@ class Options(EvaluationOptions):
     """Environment; the one the agent was trained on where not given."""
     adversary: Path | None = None
     """A fitted adversary to use instead of fitting one (min-rs, optimal, pa-ad)."""
+    certificate: Path | None = None
+    """A return certificate of the agent: the suite flags attacks that go below it."""
     fit: Literal["tiny", "quick", "full", "paper"] = "quick"
     """How much is spent on fitting: a trial, a small grid, a large one, or the published one."""
     out: Path | None = None
@@ -101,8 +103,33 @@ def _check(options: Options, names: list[str], budgets: list[float], agents: Seq
         for name in names:
             if name != "suite":
                 check_fit(name, agent)
-    if options.adversary is not None and not any(n in ENTRIES and ENTRIES[n].fitted for n in names):
-        raise UserError("--adversary goes with min-rs, optimal or pa-ad (or their s- versions)")
+    fitted = [n for n in names if n != "suite" and ENTRIES[n].fitted]
+    if options.adversary is not None:
+        _check_adversary(options.adversary, names, fitted, options.env, agents)
+    elif fitted and any(budgets):
+        for agent in agents:
+            if options.env not in (None, agent.info.env_id):
+                raise UserError(
+                    f"adversaries are fitted where the agent was trained, {agent.info.env_id}, "
+                    f"not in {options.env}; leave --env away, or {fitted[0]!r}"
+                )
+    if options.certificate is not None and "suite" not in names:
+        raise UserError("--certificate goes with --attack suite, which holds its attacks against it")
+
+
+def _check_adversary(
+    file: Path, names: list[str], fitted: list[str], env_id: str | None, agents: Sequence[Agent]
+) -> None:
+    """Refuse, before anything is played, a file that fits none of the attacks, or another agent."""
+    from smoothrl.attacks import ENTRIES, check_adversary, load_adversary, suitable
+
+    if not fitted and "suite" not in names:
+        raise UserError("--adversary goes with min-rs, optimal or pa-ad (or their s- versions), or the suite")
+    adversary = load_adversary(file)
+    for agent in agents:
+        kinds = [ENTRIES[n].kind for n in (fitted or suitable(agent)) if ENTRIES[n].fitted]
+        for kind in kinds if fitted else [k for k in kinds if k == adversary.info.kind] or kinds[:1]:
+            check_adversary(adversary, kind, agent, env_id)
 
 
 def _one(
@@ -144,7 +171,7 @@ def _suite(
     options: Options, path: Path, agent: Agent, epsilon: float, bar: Progress, command: str
 ) -> list[ResultRow]:
     from smoothrl.attacks import load_adversary
-    from smoothrl.learners.suite import run_suite
+    from smoothrl.learners.suite import claims_of, run_suite
     from smoothrl.protocols import protocol
 
     given: dict[str, Adversary] = {}
@@ -170,6 +197,7 @@ def _suite(
         scale=options.fit,
         folder=_folder(options),
         adversaries=given,
+        certificates=() if options.certificate is None else claims_of(options.certificate, agent),
         overrides=_overrides(options),
         command=command,
         progress=progress,

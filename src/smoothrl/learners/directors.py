@@ -6,7 +6,9 @@ The directors of a grid share their environments' steps and the victim's batches
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +20,13 @@ from smoothrl.agents import Agent
 from smoothrl.attacks.learned import DirectedQAttack
 from smoothrl.errors import UserError
 from smoothrl.learners import losses
+from smoothrl.learners.dqn import load_optimizer, optimizer_state, part
+from smoothrl.learners.run_directory import RunDirectory
 from smoothrl.noise import StreamNoise, episode_seeds
 
 Progress = Callable[[float, str], None]
+STRETCHES = 8
+"""A fit restarts its environments this often, and keeps its state there."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,11 @@ class DirectorSettings:
     def iterations(self) -> int:
         return self.steps // (self.lanes * self.horizon)
 
+    @property
+    def stretch(self) -> int:
+        """Iterations between two restarts of the environments, where a killed fit goes on."""
+        return max(1, self.iterations // STRETCHES)
+
 
 PAPER_DIRECTOR = DirectorSettings(
     steps=1_000_000, lanes=1, horizon=64, minibatches=32, trace=1.0, scaled_rewards=False
@@ -99,6 +110,18 @@ class _Member:
         parameters = [*self.actor.parameters(), *self.critic.parameters()]
         self.adam = torch.optim.Adam(parameters, lr=config.lr, eps=1e-5)
 
+    def state(self) -> dict[str, dict[str, Tensor]]:
+        return {
+            "actor": self.actor.state_dict(),
+            "critic": self.critic.state_dict(),
+            "adam": optimizer_state(self.adam),
+        }
+
+    def load(self, state: dict[str, dict[str, Tensor]]) -> None:
+        self.actor.load_state_dict(state["actor"])
+        self.critic.load_state_dict(state["critic"])
+        load_optimizer(self.adam, state["adam"])
+
     def update(self, rows: dict[str, Tensor], settings: DirectorSettings, left: float, seed: int) -> None:
         """PPO on (N, ...) rows; `left` of the fit scales the rate."""
         generator = torch.Generator().manual_seed(seed)
@@ -107,8 +130,8 @@ class _Member:
         count = rows["target"].shape[0]
         size = max(2, count // settings.minibatches)
         for _ in range(settings.epochs):
-            for part in torch.split(torch.randperm(count, generator=generator), size):
-                loss = self._loss({k: v[part] for k, v in rows.items()})
+            for batch in torch.split(torch.randperm(count, generator=generator), size):
+                loss = self._loss({k: v[batch] for k, v in rows.items()})
                 self.adam.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
                 for module in (self.actor, self.critic):
@@ -143,25 +166,67 @@ class DirectorFit:
         self.attack, self.victim, self.settings = attack, victim, settings
         shape, actions = victim.info.observation_shape, victim.info.actions
         self.members = [_Member(g, shape, actions, settings.seed + i) for i, g in enumerate(grid)]
-        self.total = len(grid) * settings.lanes
-        self.env = envs.make(env_id, self.total, settings.seed, **victim.info.env_settings)
-        self.noise = StreamNoise(episode_seeds(settings.seed, self.total, "director"))
-        self.generator = torch.Generator().manual_seed(settings.seed)
+        self.total, self.env_id, self.grid = len(grid) * settings.lanes, env_id, tuple(grid)
         self.curves: list[list[float]] = [[] for _ in grid]
-        self.running = np.zeros(self.total)
         self.moments = [0.0, 0.0, 0.0]
+        self.iteration = 0
 
-    def run(self, progress: Progress | None = None) -> FittedDirectors:
+    def run(self, progress: Progress | None = None, state_dir: str | Path | None = None) -> FittedDirectors:
+        """Fit; with `state_dir` a killed fit goes on where its last stretch ended, to the same bits."""
+        if state_dir is None:
+            return self._run(progress, None)
+        victim = self.victim
+        described = {
+            "victim": victim.digest,
+            "grid": [asdict(g) for g in self.grid],
+            "settings": asdict(self.settings),
+            "attack": self.attack.describe(),
+            "smoothing": str(victim.smoothing),
+        }
+        with RunDirectory.open(state_dir, described, resume=True, tensorboard=False) as run:
+            return self._run(progress, run)
+
+    def _run(self, progress: Progress | None, run: RunDirectory | None) -> FittedDirectors:
+        saved = None if run is None else run.load_state()
+        if saved is not None:
+            self._load(*saved)
+        total = self.settings.iterations
+        while self.iteration < total:
+            self._stretch(min(self.iteration + self.settings.stretch, total), progress)
+            if run is not None:
+                run.save_state(*self._state())
+        return FittedDirectors([m.actor for m in self.members], self.curves)
+
+    def _stretch(self, end: int, progress: Progress | None) -> None:
+        """Iterations up to `end` in environments, and with draws, of their own."""
+        seed = episode_seeds(self.settings.seed, 1, "stretch", self.iteration)[0] & 0x7FFFFFFF
+        self.noise = StreamNoise(episode_seeds(seed, self.total, "director"))
+        self.generator = torch.Generator().manual_seed(seed)
+        self.running = np.zeros(self.total)
+        self.env = envs.make(self.env_id, self.total, seed, **self.victim.info.env_settings)
         try:
-            raw, _ = self.env.reset()
-            states = self.victim.observe(raw)
-            for k in range(self.settings.iterations):
-                states = self._iterate(states, k)
+            states = self.victim.observe(self.env.reset()[0])
+            while self.iteration < end:
+                states = self._iterate(states, self.iteration)
+                self.iteration += 1
                 if progress is not None:
-                    progress((k + 1) / self.settings.iterations, "fitting directors")
+                    progress(self.iteration / self.settings.iterations, "fitting directors")
         finally:
             self.env.close()
-        return FittedDirectors([m.actor for m in self.members], self.curves)
+
+    def _state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        tensors: dict[str, Any] = {"curves": np.array(self.curves), "moments": np.array(self.moments)}
+        for i, member in enumerate(self.members):
+            for name, found in member.state().items():
+                tensors |= {f"{name}{i}.{k}": v for k, v in found.items()}
+        return tensors, {"step": self.iteration, "iteration": self.iteration}
+
+    def _load(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
+        for i, member in enumerate(self.members):
+            member.load({name: part(tensors, f"{name}{i}") for name in ("actor", "critic", "adam")})
+        self.curves = [list(map(float, row)) for row in tensors["curves"]]
+        self.moments = [float(v) for v in tensors["moments"]]
+        self.iteration = int(meta["iteration"])
 
     def _each(self, states: Tensor, name: str) -> Tensor:
         parts = states.view(len(self.members), -1, *states.shape[1:])

@@ -301,7 +301,8 @@ def _q_directors(task: Task, progress: Progress | None) -> Any:
     plan = plan_of("pa-ad", victim, task.protocol, Overrides())
     attack = DirectedQAttack(victim, budget, None, plan, task.protocol, smoothed=through)
     settings = replace(task.scale.director_settings, seed=task.seed)
-    fit = DirectorFit(attack, victim, task.env_id, task.scale.directors, settings).run(progress)
+    state = task.folder / f"{task.stem}.fit"
+    fit = DirectorFit(attack, victim, task.env_id, task.scale.directors, settings).run(progress, state)
     return fit.directors, fit.curves, [asdict(c) for c in task.scale.directors]
 
 

@@ -15,9 +15,19 @@ from typing import Any
 
 import numpy as np
 
-from smoothrl import networks
-from smoothrl.agents import Agent
-from smoothrl.attacks import ENTRIES, Adversary, Overrides, load_adversary, make_attack, make_budget, suitable
+from smoothrl import envs, networks
+from smoothrl.agents import Agent, Smoothing
+from smoothrl.attacks import (
+    ENTRIES,
+    Adversary,
+    Overrides,
+    check_adversary,
+    load_adversary,
+    make_attack,
+    make_budget,
+    suitable,
+)
+from smoothrl.certificates import files
 from smoothrl.errors import UserError
 from smoothrl.learners.attack_runs import Attacked, Episodes, early_stopped, play, row_of
 from smoothrl.learners.fit_attacks import FitScale, fit_attack, scale_named
@@ -89,6 +99,38 @@ class Certificate:
     """mean or median."""
 
 
+def claims_of(file: str | Path, agent: Agent) -> tuple[Certificate, ...]:
+    """The claims of a return certificate (`smoothrl certify return`) about this very agent.
+
+    Refused where the file speaks of another agent, another smoothing or shorter episodes.
+    """
+    record = files.read(file)
+    if record.get("kind") != "return":
+        raise UserError(f"{file}: a certificate of kind {record.get('kind')!r}; the suite compares returns")
+    if record["agent_hash"] != agent.digest:
+        raise UserError(
+            f"{file}: about another agent ({record['agent_hash'][:12]}...); this is {agent.digest[:12]}..."
+        )
+    smoothing = Smoothing(**record["details"]["smoothing"])
+    if smoothing != agent.smoothing:
+        raise UserError(
+            f"{file}: about the agent with smoothing {smoothing}, attacked is {agent.smoothing}; "
+            f"use --sigma {smoothing.sigma:g} --samples {smoothing.samples}"
+        )
+    budget, options = record["budget"], record["parameters"]
+    statistic = {"quantile": "median", "mean": "mean"}.get(options["kind"])
+    if statistic is None or (statistic == "median" and options["p"] != 0.5):
+        raise UserError(f"{file}: the suite compares medians and means, not this {options['kind']}")
+    longest = envs.spec(agent.info.env_id, **agent.info.env_settings).horizon
+    if budget["epsilon"] is None or longest is None or budget["horizon"] < longest:
+        raise UserError(f"{file}: needs budgets a step over whole episodes ({longest} steps)")
+    return tuple(
+        Certificate(float(bound), float(epsilon), "l2", statistic)
+        for bound, epsilon in zip(record["bound"]["bound"], budget["epsilon"], strict=True)
+        if bound is not None and np.isfinite(bound)
+    )
+
+
 def attacks_for(agent: Agent, protocol: Protocol) -> list[str]:
     """The suite's attacks in order; `s-` twins only where the plain attack ignores the smoothing."""
     names = [name for name in ORDER if name in suitable(agent)]
@@ -154,10 +196,11 @@ class Suite:
     rows: dict[str, ResultRow] = field(default_factory=dict)
     flags: list[Flag] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
-    random_mean: float = float("nan")
 
     def run(self, names: list[str]) -> Report:
         make_budget(self.agent, self.epsilon, self.norm)
+        for kind, adversary in self.adversaries.items():
+            check_adversary(adversary, kind, self.agent, self.episodes.env_id)
         self._load()
         self.flags += agent_flags(self.agent)
         done = self._play("clean") and all(self._attack(name) for name in names)
@@ -189,6 +232,9 @@ class Suite:
         """Why an attack cannot change the report."""
         if self.epsilon == 0.0:
             return "epsilon is 0"
+        home = self.agent.info.env_id
+        if ENTRIES[name].fitted and self.episodes.env_id not in (None, home):
+            return f"adversaries are fitted where the agent was trained, {home}"
         floor = self._floor()
         if ENTRIES[name].fitted and floor is not None:
             best = min(float(np.max(row.returns)) for row in self.rows.values() if row.metric != "clean")
@@ -376,12 +422,13 @@ class Suite:
         try:
             data = json.loads(self._file.read_text(encoding="utf-8"))
             theirs, rows, flags = data["of"], data["rows"], data["flags"]
-        except (ValueError, KeyError, TypeError) as error:
+            mine = {n: row_from({k: v for k, v in row.items() if v is not None}) for n, row in rows.items()}
+            seen = [Flag(f["name"], f["text"]) for f in flags]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{self._file}: not a suite's state ({error}); choose another --out") from error
         if theirs != json.loads(json.dumps(self._identity())):
             raise UserError(f"{self._file}: the state of another suite; choose another --out")
-        self.rows = {n: row_from({k: v for k, v in row.items() if v is not None}) for n, row in rows.items()}
-        self.flags = [Flag(f["name"], f["text"]) for f in flags]
+        self.rows, self.flags = mine, seen
 
 
 # ------------------------------------------------------------------------------------- sanity flags
