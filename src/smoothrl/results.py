@@ -313,8 +313,8 @@ _PAPER_ENVIRONMENTS = {
 
 
 def paper_agent(agent: str) -> str | None:
-    """The paper's name of one of our methods, e.g. `s-ppo+sgld` -> `S-PPO (SGLD)`."""
-    return PAPER_AGENTS.get(agent.lower())
+    """The paper's name of one of our methods, `s-ppo+sgld` or `s-ppo+sgld @0.1` -> `S-PPO (SGLD)`."""
+    return PAPER_AGENTS.get(agent.lower().partition(" @")[0])
 
 
 def our_agent(paper: str) -> str | None:

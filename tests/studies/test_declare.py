@@ -165,7 +165,7 @@ def test_every_number_of_a_papers_table_is_asked_for(name: str) -> None:
         for epsilon in params["epsilon"] or [None]:
             row = results.ResultRow(
                 labels["environment"],
-                labels["agent"].partition(" @")[0],
+                labels["agent"],
                 params["metric"],
                 0.0,
                 epsilon=epsilon,
@@ -202,3 +202,40 @@ def test_median_agent_by_hand() -> None:
         median_agent({"clean": [1.0, float("nan")]})
     with pytest.raises(UserError, match="no metric"):
         median_agent({})
+
+
+def test_how_an_agent_decides_under_noise(tmp_path: Path) -> None:
+    """The paper's CROP agents average values, its own vote; both smoothings are the entry's to say."""
+    crop = declare.Entry("dqn+rs", smoothing="mean")
+    assert (crop.decides, declare.Entry("dqn+rs").decides) == ("mean", "vote")
+    assert (declare.Entry("s-ppo").decides, declare.Entry("ppo").decides) == ("median", "none")
+    radii = plan(predefined.find_study("paper-certified-radius"))
+    smoothings = {
+        labels["agent"]: radii.jobs[key].params["smoothing"]
+        for (key, _), labels in radii.rows.items()
+        if radii.jobs[key].kind == "certify"
+    }
+    assert smoothings["dqn+sa+rs"] == "mean"
+    assert smoothings["s-dqn"] == "vote"
+    for method, smoothing, words in (
+        ("s-ppo", "mean", "did you mean|unknown smoothing of s-ppo"),
+        ("ppo", "median", "acts without noise"),
+    ):
+        text = MINE.replace('methods = ["ppo", "ppo+rs", ', "methods = [").replace(
+            '{method = "s-ppo", ', f'{{method = "{method}", smoothing = "{smoothing}", '
+        )
+        with pytest.raises(UserError, match=words):
+            declare.read_study(written(tmp_path, text))
+
+
+def test_every_table_and_figure_of_the_paper_has_a_study() -> None:
+    """All tables of numbers; the two figures are drawn from the same rows (tests/report)."""
+    answered = {table for make in predefined.STUDIES.values() for table in make().tables}
+    assert answered == {row.table for row in results.paper_rows()}
+
+
+def test_labels_do_not_hide_the_method_from_the_papers_numbers() -> None:
+    row = results.ResultRow("Hopper-v2", "s-ppo @0.3", "clean", 1.0, sigma=0.3, samples=100)
+    found = results.paper_value(row)
+    assert found is not None
+    assert (found.table, found.sigma) == ("sppo_sigma", 0.3)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
 
 from smoothrl.report import look, svg
 from smoothrl.report.data import Curve, ReportData
-from smoothrl.results import PaperRow, ResultRow, paper_agent, paper_environment, paper_rows
+from smoothrl.results import ResultRow, paper_value
 from smoothrl.studies.summary import SummaryRow
 
 T = TypeVar("T")
@@ -61,31 +61,19 @@ def headlines(data: ReportData) -> list[Headline]:
             worst = min(under, key=lambda r: (r.mean, r.metric == "suite")) if under else None
             if clean is None and worst is None:
                 continue
-            published = _published(place, agent, budget, {r.metric for r in under})
+            published = _published(under[0], budget, {r.metric for r in under}) if under else None
             out.append(
                 Headline(agent, place, protocol, clean, worst, clean.paper if clean else None, published)
             )
     return out
 
 
-def _published(place: str, agent: str, budget: float, attacks: set[str]) -> float | None:
+def _published(h: SummaryRow, budget: float, attacks: set[str]) -> float | None:
     """The paper's worst return of this agent at this budget, over the attacks that were tried here too."""
-    where, name = paper_environment(place), paper_agent(agent)
-    if where is None or name is None or not budget:
-        return None
-    wanted = set(look.ATTACKS) if "suite" in attacks else attacks
-    values = [p.mean for p in paper_rows() if p.metric in wanted and _is_attack_on(p, where[0], name, budget)]
-    return min(values) if values else None
-
-
-def _is_attack_on(row: PaperRow, place: str, agent: str, budget: float) -> bool:
-    return (
-        row.environment == place
-        and row.agent == agent
-        and row.table in ("ppo_reward", "dqn_reward", "other_environments")
-        and row.epsilon is not None
-        and abs(row.epsilon - budget) < 1e-9
-    )
+    wanted = look.ATTACKS if "suite" in attacks else sorted(attacks)
+    asked = ResultRow(h.environment, h.agent, "", 0.0, epsilon=budget, sigma=h.sigma)
+    found = [paper_value(replace(asked, metric=metric)) for metric in wanted]
+    return min((p.mean for p in found if p is not None), default=None)
 
 
 def headline_figures(data: ReportData) -> list[Figure]:

@@ -68,7 +68,8 @@ METRICS: dict[str, Metric] = {
 """What a study can measure. `suite` reports the worst of several attacks."""
 
 FITS = ("tiny", "quick", "full", "paper")
-SMOOTHING = {"ppo": "median", "dqn": "vote"}
+SMOOTHING: dict[Family, tuple[str, ...]] = {"ppo": ("median",), "dqn": ("vote", "mean")}
+"""How an agent of each family may decide under noise, the usual way first; `mean` is CROP's."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,8 @@ class Entry:
     """Noise of this entry; the study's where not given."""
     samples: int | None = None
     """Noise samples at test time; the study's where not given."""
+    smoothing: str = ""
+    """How it decides under noise: vote or mean (CROP) for Q-agents, median for policies."""
     seeds: int | None = None
     """Agents in its pool; the study's where not given."""
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -110,6 +113,11 @@ class Entry:
     @property
     def smoothed(self) -> bool:
         return self.method.endswith("+rs") or self.method.startswith("s-")
+
+    @property
+    def decides(self) -> str:
+        """none, or how it decides under noise."""
+        return (self.smoothing or SMOOTHING[self.family][0]) if self.smoothed else "none"
 
 
 @dataclass(frozen=True)
@@ -315,6 +323,13 @@ def _check_entry(study: Study, entry: Entry) -> None:
         _trainable(entry.trained)
         if entry.base:
             _trainable(entry.base)
+    if entry.smoothing and not entry.smoothed:
+        raise UserError(
+            f"study {study.name!r}: {entry.name} acts without noise, so smoothing = {entry.smoothing!r} says "
+            f"nothing; did you mean {entry.method + '+rs'!r}?"
+        )
+    if entry.smoothed and entry.decides not in SMOOTHING[entry.family]:
+        raise unknown(f"smoothing of {entry.name}", entry.smoothing, SMOOTHING[entry.family])
     for environment in entry.environments or study.environments:
         sigma = study.sigma_of(entry, environment)
         if entry.smoothed and (sigma is None or not 0.0 < sigma < float("inf")):
@@ -393,6 +408,7 @@ def _list(plain: Mapping[str, Any], key: str, where: str) -> list[Any]:
 
 
 _TUPLES = ("epsilon", "environments", "tables", "select", "methods", "evaluations")
+_TEXTS = ("method", "metric", "label", "base", "smoothing", "norm", "protocol", "file", "fit")
 _NUMBERS = ("steps", "seeds", "first_seed", "episodes", "bound_episodes", "samples")
 
 
@@ -419,9 +435,7 @@ def _setting(key: str, value: Any, where: str) -> Any:
         return tuple(value) if isinstance(value, list | tuple) else (value,)
     if key in _NUMBERS and (isinstance(value, bool) or not isinstance(value, int | None)):
         raise UserError(f"{where}: {key} = {value!r} must be a whole number")
-    if key in ("method", "metric", "label", "base", "norm", "protocol", "file", "fit") and not isinstance(
-        value, str
-    ):
+    if key in _TEXTS and not isinstance(value, str):
         raise UserError(f"{where}: {key} = {value!r} must be text")
     return value
 

@@ -24,7 +24,7 @@ Picture = NDArray[np.uint8]
 Floats = NDArray[np.float64]
 PANEL = 144
 FRAMES = 72
-STEPS = 330
+STEPS = 3 * FRAMES
 MILLISECONDS = 80
 BOARD = np.array(
     [[242, 142, 43], [78, 121, 167], [225, 87, 89], [118, 183, 178], [89, 161, 79], [237, 201, 72],

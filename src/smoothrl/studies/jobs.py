@@ -407,7 +407,9 @@ def certify(job: JobSpec, context: Context) -> list[ResultRow]:
         "progress": lambda done, step: context.tick(done, p["episodes"], f"step {step:,}"),
         **p["options"],
     }
-    if p["metric"] == "certified_radius":
+    if p["metric"] == "certified_radius" and agent.smoothing.kind == "mean":
+        done = certification.certify_crop(agent, None, p["episodes"], p["seed"], **shared)
+    elif p["metric"] == "certified_radius":
         done = certification.certify_radius(agent, p["episodes"], p["seed"], **shared)
     elif p["metric"] == "adiv":
         budgets = {"epsilons": p["epsilon"]} if p["epsilon"] else {}

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from smoothrl.studies.declare import METRICS, SMOOTHING, Entry, Evaluation, Metric, Study
+from smoothrl.studies.declare import METRICS, Entry, Evaluation, Metric, Study
 
 KEY_VERSION = 1
 
@@ -206,7 +206,7 @@ class _Grower:
         sigma = self.study.sigma_of(entry, self.environment)
         if sigma is None:
             return {"smoothing": "none", "sigma": None}
-        return {"smoothing": SMOOTHING[entry.family], "sigma": sigma}
+        return {"smoothing": entry.decides, "sigma": sigma}
 
     def measure(self, e: Evaluation, agents: str, member: int | None, role: str, entry: Entry) -> str:
         """Add the evaluation (and what must be fitted for it) of one agent; returns its key."""

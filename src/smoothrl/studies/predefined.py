@@ -31,6 +31,7 @@ S_DQN = Entry("s-dqn", base="dqn")
 S_DQN_RADIAL = Entry("s-dqn+radial", base="dqn+radial")
 S_DQN_PGD = Entry("s-dqn+s-pgd", base="dqn", options={"adversarial": "s-pgd"})
 SMOOTH_DQN = (S_DQN, S_DQN_RADIAL, S_DQN_PGD)
+CROP = Entry("dqn+rs", label="dqn+rs @mean", smoothing="mean")
 SELECTORS = (
     Evaluation("clean"),
     Evaluation("mad", (MUJOCO_EPSILON,)),
@@ -104,9 +105,10 @@ def paper_dqn() -> Study:
 def paper_certified_radius() -> Study:
     return _dqn(
         "paper-certified-radius",
-        "Certified radius of smoothed DQN agents",
+        "Certified radius of smoothed DQN agents: voting S-DQN, mean-smoothed CROP",
         ("certified_radius",),
-        evaluations=(Evaluation("clean"), Evaluation("certified_radius", samples=100)),
+        methods=tuple(replace(e, smoothing="mean") for e in RS_DQN[:3]) + SMOOTH_DQN,
+        evaluations=(Evaluation("certified_radius", samples=100, episodes=1),),
     )
 
 
@@ -298,7 +300,7 @@ def quick() -> Study:
     ppo = tuple(replace(e, environments=(pendulum,)) for e in (*PLAIN_PPO, Entry("ppo+rs"), *SMOOTH_PPO))
     dqn = tuple(
         replace(e, environments=(breakout,))
-        for e in (*PLAIN_DQN, Entry("dqn+rs"), S_DQN, S_DQN_RADIAL, S_DQN_PGD)
+        for e in (*PLAIN_DQN, Entry("dqn+rs"), CROP, S_DQN, S_DQN_RADIAL, S_DQN_PGD)
     )
     first = (pendulum,)
     return Study(
