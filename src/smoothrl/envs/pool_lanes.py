@@ -3,13 +3,16 @@
 EnvPool resets a finished environment on the step after its end. Here that never happens: a finished lane is
 reset by name before it is stepped again, so no action is swallowed. Its own time limit is put out of reach
 because it hides terminations that fall on the last step.
+
+Its arrays are read by their place in the C++ answer: building Gymnasium's tuple and info around them costs a
+pool of fifteen Hoppers 10 us a step and environment, where stepping costs 46.
 """
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -58,32 +61,41 @@ class PoolLanes(Lanes):
                 max_episode_steps=NEVER,
                 **options,
             )
-            self._pool.observation_space, self._pool.action_space  # noqa: B018  (built on first use, with warnings)
         self.observation_space, self.action_space = observation_space, action_space
+        self._place = {key: i for i, key in enumerate(self._pool._state_keys)}
+        self._action_type = self._pool._spec._action_spec[-1][0]
         self._sent: Ids = np.zeros(0, dtype=np.int64)
 
     def reset(self, ids: Ids, seeds: Sequence[int]) -> Array:
         """Next episode of each lane's own generator; `seeds` were fixed at construction."""
-        obs, _ = self._pool.reset(ids.astype(np.int32))
-        return np.asarray(obs, dtype=self.observation_space.dtype)
+        self._sent = ids
+        self._pool._reset(ids.astype(np.int32))
+        return np.asarray(self._answer()("obs"), dtype=self.observation_space.dtype)
 
     def send(self, ids: Ids, actions: Array) -> None:
         """Start the C++ threads on these lanes."""
         self._sent = ids
-        self._pool.send(np.ascontiguousarray(actions), ids.astype(np.int32))
+        lanes = ids.astype(np.int32)
+        self._pool._send([lanes, lanes, np.ascontiguousarray(actions, dtype=self._action_type)])
 
     def recv(self) -> Step:
         """Wait for them."""
-        obs, reward, terminated, truncated, info = self._pool.recv()
-        if not np.array_equal(info["env_id"], self._sent):
-            raise RuntimeError("EnvPool answered for other environments than were stepped")
+        field = self._answer()
+        truncated = np.asarray(field("trunc"), dtype=np.bool_)
         return Step(
-            obs=np.asarray(obs, dtype=self.observation_space.dtype),
-            reward=np.asarray(reward, dtype=np.float64),
-            terminated=np.asarray(terminated, dtype=np.bool_),
-            truncated=np.asarray(truncated, dtype=np.bool_),
+            obs=np.asarray(field("obs"), dtype=self.observation_space.dtype),
+            reward=np.asarray(field("reward"), dtype=np.float64),
+            terminated=np.asarray(field("done"), dtype=np.bool_) & ~truncated,
+            truncated=truncated,
             life_lost=no_lives(len(self._sent)),
         )
+
+    def _answer(self) -> Callable[[str], Array]:
+        """The lanes' next answer, field by field, in the order they were sent."""
+        state = self._pool._recv()
+        if not np.array_equal(state[self._place["info:env_id"]], self._sent):
+            raise RuntimeError("EnvPool answered for other environments than were stepped")
+        return lambda name: state[self._place[name]]
 
     def close(self) -> None:
         """End EnvPool's threads."""

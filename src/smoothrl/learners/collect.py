@@ -150,10 +150,10 @@ class Arena:
         self.stepping_time += time.perf_counter() - start
         return obs.reshape(self.pool, self.lanes_each, -1)
 
-    def begin(self, lane: int) -> Double:
-        """The first observation (n,) of the next episode of one lane."""
+    def begin(self, lanes: npt.NDArray[np.int64]) -> Double:
+        """The first observations (k, n) of the next episodes of these lanes."""
         start = time.perf_counter()
-        obs: Double = self._begin(np.array([lane]))[0]
+        obs = self._begin(lanes)
         self.stepping_time += time.perf_counter() - start
         return obs
 
@@ -282,13 +282,13 @@ def collect(
             ended = np.argwhere(terminated | truncated)
             cut_off = truncated & ~terminated
             final = player.perceive(observation).copy() if cut_off.any() else observation
-            for member, lane in ended:
+            firsts = arena.begin(ended[:, 0] * lanes + ended[:, 1])
+            for (member, lane), first in zip(ended, firsts, strict=True):
                 if cut_off[member, lane]:
                     out.finals.append((t, int(member), int(lane), final[member, lane].copy()))
                 out.returns[member].append(float(total[member, lane]))
                 out.lengths[member].append(int(length[member, lane]))
                 total[member, lane], length[member, lane], running[member, lane] = 0.0, 0, 0.0
-                first = arena.begin(int(member * lanes + lane))
                 observation[member, lane] = scaler.observe_lane(int(member), first)
     out.tail[...] = player.perceive(observation)
     _check(out)

@@ -80,15 +80,26 @@ def _backward(
     for i in range(len(stack) - 1, -1, -1):
         if views is not None:
             _write(views[i][0], saved[i].swapaxes(1, 2) @ grad)
-            _write(views[i][1], grad.sum(axis=1, keepdims=True))
+            _write(views[i][1], _column_sums(grad))
         if i == 0 and not want_x:
             return None
-        grad = grad @ stack[i][0].swapaxes(1, 2)
+        grad = grad @ _transposed(stack[i][0])
         if i > 0:
             slope = saved[i] * saved[i]
             slope *= grad
             grad -= slope
     return grad
+
+
+def _column_sums(x: Numbers) -> Numbers:
+    """Sums over the rows, (P, 1, n). A product with ones takes a fifth of the time of NumPy's sum."""
+    return np.ones((1, x.shape[1]), x.dtype) @ x if isinstance(x, np.ndarray) else x.sum(1, keepdim=True)
+
+
+def _transposed(weight: Numbers) -> Numbers:
+    """(P, out, in), copied in NumPy: its products with transposed right sides take twice as long."""
+    turned = weight.swapaxes(1, 2)
+    return np.ascontiguousarray(turned) if isinstance(turned, np.ndarray) else turned
 
 
 def _empty_like(theta: Numbers) -> Numbers:
@@ -288,17 +299,23 @@ class PoolAdam:
     def step(
         self, gradients: Sequence[Tensor], rates: Tensor, betas: tuple[float, float] = (0.9, 0.999)
     ) -> None:
-        """theta -= rate * m_hat / (sqrt(v_hat) + eps); rates (P,)."""
+        """theta -= rate * m_hat / (sqrt(v_hat) + eps); rates (P,).
+
+        With root = sqrt(1 - b2^t) this is rate root / (1 - b1^t) * m / (sqrt(v) + eps root): fewer passes.
+        """
         self.steps += 1
         b1, b2 = betas
-        scale = rates / (1 - b1**self.steps)
         root = math.sqrt(1 - b2**self.steps)
+        scale = rates * (root / (1 - b1**self.steps))
+        common = float(scale[0]) if bool((scale == scale[0]).all()) else None
         for p, g, m, v in zip(self.parameters, gradients, self.first, self.second, strict=True):
             m.lerp_(g, 1 - b1)
             v.mul_(b2).addcmul_(g, g, value=1 - b2)
-            change = v.sqrt().div_(root).add_(self.eps)
-            torch.div(m, change, out=change)
-            p.sub_(change.mul_(scale.view(-1, *[1] * (p.dim() - 1))))
+            slow = v.sqrt().add_(self.eps * root)
+            if common is not None:
+                p.addcdiv_(m, slow, value=-common)
+            else:
+                p.sub_(torch.div(m, slow, out=slow).mul_(scale.view(-1, *[1] * (p.dim() - 1))))
 
     def state(self) -> dict[str, Tensor]:
         pairs = [("first", self.first), ("second", self.second)]
