@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,9 @@ import pytest
 import torch
 
 from conftest import make_policy
-from smoothrl import certification, envs, networks
+from smoothrl import certification, envs, networks, rollout
 from smoothrl.agents import Agent, AgentInfo, Normaliser, Smoothing
-from smoothrl.certificates import files
+from smoothrl.certificates import action_bound, files
 from smoothrl.errors import UserError
 from smoothrl.protocols import PAPER, SOUND
 
@@ -127,7 +128,7 @@ def test_horizon_of_the_environment_is_taken_and_enforced() -> None:
         lambda r: r["parameters"].__setitem__("alpha", 0.01),
         lambda r: r.__setitem__("statement", "everything is fine"),
         lambda r: r.__setitem__("confidence", 0.999),
-        lambda r: r["data"]["returns"].__setitem__(0, 1e6),
+        lambda r: r["data"].__setitem__("returns", [x + 100.0 for x in r["data"]["returns"]]),
         lambda r: r.__setitem__("agent_hash", "0" * 64),
     ],
     ids=["bound", "alpha", "statement", "confidence", "data", "agent"],
@@ -139,9 +140,13 @@ def test_an_altered_certificate_fails(bound: certification.Certified, tamper) ->
     tamper(record)
     assert files.verify(record, agent_hash) != []
     record["digest"] = files.digest(record)
-    honest_data = tamper.__code__.co_consts
-    if "returns" not in honest_data and "parameters" not in honest_data:
-        assert files.verify(record, agent_hash) != [], "not even with the digest made anew"
+    assert files.verify(record, agent_hash) != [], "not even with the digest made anew"
+
+
+def test_another_environment_is_found(bound: certification.Certified) -> None:
+    record = {**bound.record, "environment": "Ant-v4"}
+    record["digest"] = files.digest(record)
+    assert any("environment" in line for line in files.verify(record, environment="Hopper-v4"))
 
 
 def test_a_consistent_forgery_is_found_by_sampling_again(bound: certification.Certified) -> None:
@@ -162,9 +167,110 @@ def test_a_consistent_forgery_is_found_by_sampling_again(bound: certification.Ce
     assert any("resampling" in line for line in files.verify(forged, agent.digest, again))
 
 
-def test_radius_certificates_can_be_sampled_again(radius: certification.Certified) -> None:
+def forged(record: dict, agent: Agent, parameters: dict, details: dict) -> dict:
+    """The same data under other parameters, consistent in itself."""
+    data = {name: files.decode(values) for name, values in record["data"].items()}
+    return files.make(
+        record["kind"], data, record["parameters"] | parameters, agent_hash=agent.digest,
+        environment=record["environment"], seed=record["seed"], details=record["details"] | details,
+    )  # fmt: skip
+
+
+def test_sampling_again_uses_the_noise_and_horizon_of_the_bound(
+    radius: certification.Certified, bound: certification.Certified
+) -> None:
+    """A larger sigma or a shorter horizon lengthens every bound while the recorded data stay honest."""
     agent = voter()
-    assert files.verify(radius.record, agent.digest, certification.resampler(agent)) == []
+    longer = forged(radius.record, agent, {"sigma": 0.6}, {})
+    assert files.verify(longer, agent.digest) == []
+    assert files.verify(longer, agent.digest, certification.resampler(agent)) != []
+    policy = make_policy("Hopper-v4", MEDIAN)
+    again = certification.resampler(policy)
+    assert files.verify(forged(bound.record, policy, {"horizon": 10}, {}), policy.digest, again) != []
+    assert files.verify(forged(bound.record, policy, {"sigma": 0.9}, {}), policy.digest, again) != []
+
+
+def test_return_certificates_are_sampled_again_with_one_draw() -> None:
+    """Returns of the agent with many samples, shown as those of one draw a step."""
+    policy = make_policy("Hopper-v4", MEDIAN)
+    played = rollout.evaluate(policy, episodes=20, seed=3, max_steps=40)
+    parameters = {"sigma": 0.2, "eps": [0.0005], "horizon": 40}
+    details = {"smoothing": MEDIAN, "how": {"episodes": 20, "horizon": 40}}
+    record = files.make(
+        "return", {"returns": played.returns}, parameters, agent_hash=policy.digest,
+        environment="Hopper-v4", seed=3, details=details,
+    )  # fmt: skip
+    assert files.verify(record, policy.digest) == []
+    assert files.verify(record, policy.digest, certification.resampler(policy)) != []
+
+
+def test_every_kind_can_be_sampled_again(radius: certification.Certified) -> None:
+    """Also where the episodes were played in other company than the certificate's."""
+    voting, averaging, policy = voter(), voter(kind="mean"), make_policy("Hopper-v4", MEDIAN)
+    widths = {"epsilons": (0.05, 0.1), "max_steps": 12}
+    made = [
+        (voting, radius),
+        (voter(60), certification.decide_radius(voter(60), 0.1, 1, 0, cap=60, max_steps=12)),
+        (averaging, certification.certify_crop(averaging, (-1.0, 1.0), 2, 0, max_steps=8, lanes=1)),
+        (policy, certification.certify_actions(policy, 5, 0, lanes=2, **widths)),
+        (policy, certification.certify_actions(policy, 2, 0, deployed=True, **widths)),
+        (policy, certification.certify_actions(policy, 2, 0, protocol=PAPER, **widths)),
+    ]
+    for agent, done in made:
+        again = certification.resampler(agent)
+        assert files.verify(done.record, agent.digest, again, agent.info.env_id) == []
+
+
+def test_lanes_change_no_certificate() -> None:
+    policy = make_policy("Hopper-v4", MEDIAN)
+    one, five = (
+        certification.certify_actions(policy, 5, 0, epsilons=(0.1,), max_steps=12, lanes=lanes)
+        for lanes in (1, 5)
+    )
+    assert one.record == five.record
+
+
+def test_an_action_certificate_holds_the_bounds_it_speaks_of() -> None:
+    policy = make_policy("Hopper-v4", MEDIAN)
+    record = certification.certify_actions(policy, 1, 0, epsilons=(0.05, 0.1), max_steps=6).record
+    assert "at most 0.05, 0.1 (each by itself)" in record["statement"]
+    assert np.shape(record["bound"]["lower"]) == np.shape(record["bound"]["upper"]) == (2, 6, 3)
+
+
+def test_an_interrupted_certification_gives_no_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which episodes are finished depends on their returns: what is left is no sample of anything."""
+    real = rollout.evaluate
+
+    def stopped(*args: object, **options: object) -> rollout.EpisodeResults:
+        return replace(real(*args, **options), interrupted=True)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("smoothrl.rollout.evaluate", stopped)
+    policy = make_policy("Hopper-v4", MEDIAN)
+    for certify in (
+        lambda: certification.certify_return(policy, 8, 0, epsilons=(0.0001,), horizon=5),
+        lambda: certification.certify_actions(policy, 1, 0, epsilons=(0.1,), max_steps=5),
+        lambda: certification.certify_radius(voter(), max_steps=5),
+    ):
+        with pytest.raises(KeyboardInterrupt):
+            certify()
+
+
+def test_outputs_that_are_not_finite_certify_nothing() -> None:
+    agent = voter()
+    with torch.no_grad():
+        next(agent.network.parameters()).fill_(math.nan)
+    with pytest.raises(UserError, match="NaN"):
+        certification.certify_radius(agent, max_steps=3)
+    with pytest.raises(UserError, match="NaN"):
+        certification._outputs(torch.tensor([[1.0, math.inf]]))
+
+
+def test_a_live_normaliser_certifies_nothing() -> None:
+    agent = voter()
+    live = Agent(agent.network, agent.normaliser, agent.info, agent.smoothing)
+    object.__setattr__(live.normaliser, "updating", True)
+    with pytest.raises(UserError, match="still updating"):
+        certification.certify_radius(live)
 
 
 def test_refusals_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,6 +292,62 @@ def test_refusals_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
         certification.certify_return(make_policy("Hopper-v4", MEDIAN), 5, epsilons=(0.1,))
     with pytest.raises(UserError, match="can never certify radius"):
         certification.decide_radius(voter(10), 5.0, cap=10)
+    with pytest.raises(UserError, match=r"mean-smoothed.*At least \d+ samples"):
+        certification.certify_crop(voter(3, "mean"))
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"kind": "mean"}, "floor"),
+        ({"kind": "cvar"}, "floor"),
+        ({"kind": "threshold"}, "named before"),
+        ({"kind": "mean", "floor": 0.0, "protocol": PAPER}, "quantile"),
+        ({"p": 1.0}, "probabilities"),
+        ({"budgets": (0.1,)}, "exactly one"),
+        ({"band": "dkw", "episodes": 40}, "at least 60 are needed"),
+        ({"band": "berk-jones", "episodes": 20}, "39 are enough"),
+        ({"episodes": 17}, "at least 18 are needed"),
+        ({"episodes": 18, "epsilons": (0.02, 0.03), "simultaneous": True}, "at least 22 are needed"),
+        ({"kind": "cvar", "floor": 0.0, "episodes": 100}, "862 are enough"),
+        ({"protocol": PAPER, "episodes": 5}, "at least 6 are needed"),
+    ],
+)
+def test_return_refusals_before_any_work(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, object], word: str
+) -> None:
+    """One sigma of budget a episode of 100 steps: eps = .02 a step at sigma = .2."""
+
+    def never(*_args: object, **_options: object) -> None:
+        raise AssertionError("an episode was played")
+
+    monkeypatch.setattr("smoothrl.rollout.evaluate", never)
+    with pytest.raises(UserError, match=word):
+        certification.certify_return(
+            make_policy("Hopper-v4", MEDIAN),
+            **({"episodes": 1000, "epsilons": (0.02,), "horizon": 100} | options),  # type: ignore[arg-type]
+        )
+
+
+def test_action_refusals_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At 1 sigma and d = 3 the exact bound needs 28 samples; the deployed one 59."""
+
+    def never(*_args: object, **_options: object) -> None:
+        raise AssertionError("an episode was played")
+
+    monkeypatch.setattr("smoothrl.rollout.evaluate", never)
+    for samples, options, needed in (
+        (27, {}, 28),
+        (28, {"deployed": True}, 59),
+        (5, {"protocol": PAPER}, 6),
+    ):
+        agent = make_policy("Hopper-v4", Smoothing("median", 0.2, samples))
+        with pytest.raises(UserError, match=f"at least {needed} are needed"):
+            certification.certify_actions(agent, epsilons=(0.2,), **options)  # type: ignore[arg-type]
+    for mode, needed in (("exact", 28), ("deployed", 59), ("paper", 6)):
+        assert action_bound(np.zeros((needed, 3)), 0.2, 0.2, mode=mode, reading="numpy").finite
+        fewer = np.zeros((needed - 1, 3))
+        assert not action_bound(fewer, 0.2, 0.2, mode=mode, reading="numpy").finite
 
 
 def test_agents_with_batch_statistics_certify_nothing() -> None:
@@ -233,6 +395,9 @@ def test_certificate_command(command, policy_file: Path, tmp_path: Path) -> None
         (("radius", "AGENT"), "vote smoothing"),
         (("actions", "AGENT", "--smooth", "none"), "nothing to certify"),
         (("return", "AGENT", "--episodes", "4", "--epsilon", "0.1"), "can never bound"),
+        (("radius", "AGENT", "--value-range", "0", "1"), "--smooth mean"),
+        (("radius", "AGENT", "--target", "0.1", "--mode", "rank"), "drop --mode"),
+        (("verify", "FILE", "--resample"), "needs --agent"),
         (("verify", "nothing.json"), "does not exist"),
     ],
 )

@@ -21,7 +21,7 @@ from smoothrl.certificates.radius import default_mode, largest_radius, refuse_ho
 from smoothrl.certificates.returns import refuse_hopeless_returns
 from smoothrl.errors import UserError
 from smoothrl.noise import GeneratorNoise
-from smoothrl.protocols import SOUND, Protocol
+from smoothrl.protocols import PAPER, SOUND, Protocol
 from smoothrl.results import NORMALISED, PIXELS, ResultRow
 from smoothrl.rollout import Progress
 from smoothrl.statistics import mean_estimate
@@ -33,8 +33,10 @@ ADIV_EPSILONS = (0.1, 0.2, 0.3)
 VECTOR_RETURN_EPSILONS = (0.002, 0.004, 0.006, 0.008, 0.01)
 IMAGE_RETURN_EPSILONS = (0.001, 0.002, 0.003, 0.004, 0.005)
 """The paper's l2 budgets a step of reward lower bounds."""
+RETURN_LANES, IMAGE_RETURN_LANES = 1000, 64
+"""Episodes side by side in a return certificate."""
 KEPT_STATES = 64
-"""Visited states whose action samples an action certificate keeps for its replay."""
+"""Steps of the first episode whose action samples an action certificate keeps for its replay."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ def check_certifiable(agent: Agent, kinds: Sequence[smoothing.Kind]) -> None:
             "of one function and certify nothing; use frozen or per-image statistics"
         )
     samplers.refuse_batch_dependent(agent.network)
+    samplers.refuse_live_normaliser(agent.normaliser)
     if agent.smoothing.kind == "none":
         raise UserError("without smoothing there is nothing to certify: pass --smooth and --sigma")
     if agent.smoothing.kind not in kinds:
@@ -70,6 +73,28 @@ def check_certifiable(agent: Agent, kinds: Sequence[smoothing.Kind]) -> None:
     generator = torch.Generator(device=agent.device).manual_seed(0)
     trial = torch.randn(16, *agent.info.observation_shape, generator=generator, device=agent.device)
     samplers.check_samplewise(agent.forward, trial)
+
+
+def _play(agent: Agent, **how: Any) -> rollout.EpisodeResults:
+    """Clean episodes, all of them: what an interruption left would be no independent sample."""
+    played = rollout.evaluate(agent, **how)
+    if played.interrupted:
+        raise KeyboardInterrupt
+    return played
+
+
+def _outputs(outputs: torch.Tensor) -> Array:
+    """Sampled outputs on the host; what is not finite certifies nothing."""
+    if not torch.isfinite(outputs).all():
+        raise UserError(
+            "the agent's outputs contain NaN or infinite values: nothing can be certified about it"
+        )
+    return np.asarray(outputs.cpu().numpy())
+
+
+def _votes(step: rollout.Step) -> Array:
+    _outputs(step.outputs)
+    return smoothing.vote_counts(step.outputs).cpu().numpy()
 
 
 @dataclass
@@ -163,8 +188,8 @@ def certify_radius(
             "paper, majority and rank (for `anytime` pass --target RADIUS)"
         )
     refuse_hopeless(smooth.samples, smooth.sigma, alpha, chosen)
-    recorder = _Recorder(lambda step: smoothing.vote_counts(step.outputs).cpu().numpy())
-    played = rollout.evaluate(
+    recorder = _Recorder(_votes)
+    played = _play(
         agent,
         episodes=episodes,
         seed=seed,
@@ -244,15 +269,16 @@ def certify_crop(
         raise UserError(
             "CROP's radius is about Q-agents; a policy has action bounds: smoothrl certify actions"
         )
-    if protocol.exact_bounds:
-        refuse_hopeless_crop(agent.smoothing.samples, agent.info.actions, agent.smoothing.sigma, alpha)
+    mode = "exact" if protocol.exact_bounds else "paper"
+    smooth = agent.smoothing
+    refuse_hopeless_crop(smooth.samples, agent.info.actions, smooth.sigma, alpha, mode=mode)
     if value_range is None:
-        pilot = _Recorder(lambda step: step.outputs.mean(dim=1).cpu().numpy())
-        rollout.evaluate(agent, episodes=1, seed=seed, first=episodes, max_steps=max_steps, on_step=pilot)
+        pilot = _Recorder(lambda step: _outputs(step.outputs.mean(dim=1)))
+        _play(agent, episodes=1, seed=seed, first=episodes, max_steps=max_steps, on_step=pilot)
         values = pilot.ordered()
         value_range = (float(values.min()), float(values.max()))
-    recorder = _Recorder(lambda step: step.outputs.cpu().numpy())
-    played = rollout.evaluate(
+    recorder = _Recorder(lambda step: _outputs(step.outputs))
+    played = _play(
         agent,
         episodes=episodes,
         seed=seed,
@@ -262,9 +288,7 @@ def certify_crop(
         progress=progress,
     )
     q_values = recorder.ordered()
-    mode = "exact" if protocol.exact_bounds else "paper"
-    sigma = agent.smoothing.sigma
-    result = certificates.crop_radius(q_values, value_range, sigma, alpha, mode)
+    result = certificates.crop_radius(q_values, value_range, smooth.sigma, alpha, mode)
     row = _row(
         agent,
         "certified_radius",
@@ -282,7 +306,7 @@ def certify_crop(
         str(result.claim),
     )
     how = {"episodes": episodes, "max_steps": max_steps, "lengths": played.lengths}
-    parameters = {"value_range": list(value_range), "sigma": sigma, "alpha": alpha, "mode": mode}
+    parameters = {"value_range": list(value_range), "sigma": smooth.sigma, "alpha": alpha, "mode": mode}
     record = _make("crop", {"q_values": q_values}, parameters, agent, seed, how)
     return Certified((row,), record, summary, result, {"radius": result.radius, "lengths": played.lengths})
 
@@ -303,7 +327,7 @@ def decide_radius(
     check_certifiable(agent, ("vote",))
     samplers.refuse_target(target, agent.smoothing.sigma, alpha, cap)
     seen = _Recorder(lambda step: step.observations.cpu().numpy())
-    played = rollout.evaluate(
+    played = _play(
         agent,
         episodes=episodes,
         seed=seed,
@@ -318,7 +342,7 @@ def decide_radius(
         outputs = agent.sample_outputs(
             torch.from_numpy(rows).to(agent.device), GeneratorNoise(generator), samples=m
         )
-        return np.asarray(outputs.argmax(dim=-1).cpu().numpy())
+        return np.asarray(_outputs(outputs).argmax(axis=-1))
 
     decision = samplers.decide_radius(
         votes,
@@ -374,7 +398,8 @@ def certify_actions(
 ) -> Certified:
     """Action bounds (Theorems 3 and 4) at every visited state, and their mean width, ADIV.
 
-    Episodes weigh the same, as in the paper. The certificate keeps the samples of the first states.
+    Episodes weigh the same, as in the paper. The certificate file holds the bounds and samples of the first
+    `KEPT_STATES` states of the first episode.
     """
     check_certifiable(agent, ("median",))
     smooth = agent.smoothing
@@ -384,17 +409,16 @@ def certify_actions(
         options["reading"] = reading
     if mode == "deployed":
         options["deployed_samples"] = smooth.samples
-    if mode != "paper":
-        refuse_hopeless_actions(smooth.samples, agent.info.actions, epsilons, smooth.sigma, alpha)
-    widths = _Recorder(lambda step: _adiv_of(step.outputs.cpu().numpy(), epsilons, smooth.sigma, options))
+    refuse_hopeless_actions(smooth.samples, agent.info.actions, epsilons, smooth.sigma, alpha, mode=mode)
+    widths = _Recorder(lambda step: _adiv_of(_outputs(step.outputs), epsilons, smooth.sigma, options))
     kept: list[Array] = []
 
     def on_step(step: rollout.Step) -> None:
         widths(step)
-        if sum(len(k) for k in kept) < KEPT_STATES:
-            kept.append(step.outputs.cpu().numpy())
+        if step.step < KEPT_STATES:
+            kept.append(_outputs(step.outputs[step.index == 0]))
 
-    played = rollout.evaluate(
+    played = _play(
         agent,
         episodes=episodes,
         seed=seed,
@@ -430,7 +454,7 @@ def certify_actions(
         ]
         if math.isfinite(value)
     )
-    samples = np.concatenate(kept)[:KEPT_STATES]
+    samples = np.concatenate(kept)
     example = certificates.action_bound(samples, max(epsilons), smooth.sigma, **options)
     summary = (
         f"ADIV {adiv:.4g} over l2 budgets {', '.join(f'{e:g}' for e in epsilons)} ({len(values)} states, "
@@ -529,14 +553,17 @@ def certify_return(
         "alpha": alpha,
         "simultaneous": simultaneous,
     }
-    totals = budgets if budgets is not None else [e * math.sqrt(float(enforced or 1)) for e in epsilons or ()]
-    if mode == "exact":
-        refuse_hopeless_returns(episodes, sigma, [min(totals)], alpha, p=p)
-    played = rollout.evaluate(
+    rehearsed = certificates.return_bound(np.full(2, floor or 0.0), **parameters)
+    totals = rehearsed.budget
+    refuse_hopeless_returns(
+        episodes, sigma, totals.tolist(), alpha, p, mode=mode, kind=kind, band=band, tail=tail,
+        simultaneous=simultaneous,
+    )  # fmt: skip
+    played = _play(
         agent,
         episodes=episodes,
         seed=seed,
-        lanes=lanes or min(episodes, 1000 if not image else 64),
+        lanes=lanes or min(episodes, IMAGE_RETURN_LANES if image else RETURN_LANES),
         max_steps=enforced,
         progress=progress,
     )
@@ -551,7 +578,7 @@ def certify_return(
             episodes,
             played.wall_time,
             protocol,
-            epsilon=(epsilons or totals)[i],
+            epsilon=float(totals[i] if epsilons is None else epsilons[i]),
             low=float(result.bound[i]),
             level=1.0 - alpha,
             note=result.claims[i],
@@ -575,37 +602,42 @@ def certify_return(
 def resampler(
     agent: Agent, progress: Progress | None = None
 ) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-    """Draws a certificate's data anew from agent and recorded seed: no forgery of a file survives that."""
+    """Draws a certificate's data anew from agent and recorded seed: no forgery of a file survives that.
+
+    Noise, horizon and range are taken from the parameters behind the bound, and a return certificate is drawn
+    with one sample a step: what else the file says about itself cannot lead astray.
+    """
 
     def again(record: Mapping[str, Any]) -> dict[str, Any]:
-        how = dict(record["details"]["how"])
-        smooth = Smoothing(**record["details"]["smoothing"])
-        mine = agent.with_smoothing(smooth)
-        seed, kind, options = int(record["seed"]), record["kind"], dict(record["parameters"])
+        kind, options, how = record["kind"], record["parameters"], record["details"]["how"]
+        asked = record["details"]["smoothing"]
+        samples = 1 if kind == "return" else int(asked["samples"])
+        mine = agent.with_smoothing(Smoothing(asked["kind"], float(options["sigma"]), samples))
+        seed, episodes = int(record["seed"]), int(how["episodes"])
         if kind == "return":
-            played = rollout.evaluate(
-                mine,
-                episodes=how["episodes"],
-                seed=seed,
-                max_steps=how["horizon"],
-                lanes=min(how["episodes"], 1000),
-                progress=progress,
+            horizon = options["horizon"] or how["horizon"]
+            lanes = min(episodes, RETURN_LANES)
+            played = _play(
+                mine, episodes=episodes, seed=seed, max_steps=horizon, lanes=lanes, progress=progress
             )
             return {"returns": played.returns}
-        steps = {"max_steps": how["max_steps"], "progress": progress}
+        steps = {"max_steps": how["max_steps"], "progress": progress, "alpha": options["alpha"]}
         if kind == "radius" and options["mode"] == "anytime":
-            decision = decide_radius(
-                mine, how["target"], how["episodes"], seed, alpha=options["alpha"], cap=how["cap"], **steps
-            ).result
+            decision = decide_radius(mine, how["target"], episodes, seed, cap=how["cap"], **steps).result
             return {"counts": decision.counts, "selection_counts": decision.pilot}
+        steps["protocol"] = PAPER if options["mode"] == "paper" else SOUND
         if kind == "radius":
-            fresh = certify_radius(mine, how["episodes"], seed, alpha=options["alpha"], **steps)
+            fresh = certify_radius(mine, episodes, seed, mode=options["mode"], **steps)
         elif kind == "crop":
-            fresh = certify_crop(mine, tuple(options["value_range"]), how["episodes"], seed, **steps)
+            fresh = certify_crop(mine, tuple(options["value_range"]), episodes, seed, **steps)
         elif kind == "adiv":
-            fresh = certify_actions(mine, how["episodes"], seed, epsilons=options["eps"], **steps)
+            steps["max_steps"] = min(KEPT_STATES, how["max_steps"] or KEPT_STATES)
+            deployed = options["mode"] == "deployed"
+            fresh = certify_actions(mine, 1, seed, epsilons=options["eps"], deployed=deployed, **steps)
         else:
-            raise UserError(f"certificates of kind {kind!r} cannot be sampled again; verify without --agent")
+            raise UserError(
+                f"certificates of kind {kind!r} cannot be sampled again; verify without --resample"
+            )
         return {name: files.decode(value) for name, value in fresh.record["data"].items()}
 
     return again

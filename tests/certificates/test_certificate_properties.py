@@ -388,6 +388,7 @@ def test_without_a_bound_the_floor_is_reported_and_flagged() -> None:
         (lambda: return_bound([1.0], 1.0, budget=-1.0), "budget"),
         (lambda: return_bound([1.0], 1.0, budget=1.0, kind="mean"), "floor"),
         (lambda: return_bound([1.0], 1.0, budget=1.0, kind="mean", floor=2.0), "floor"),
+        (lambda: return_bound([1.0], 1.0, budget=1.0, kind="cvar"), "floor"),
         (lambda: return_bound([1.0], 1.0, budget=1.0, kind="mean", band="order", floor=0.0), "band"),
         (lambda: return_bound([1.0], 1.0, budget=1.0, kind="threshold"), "threshold"),
         (lambda: return_bound([1.0], 1.0, budget=1.0, kind="mean", mode="paper", floor=0.0), "quantile"),
@@ -403,6 +404,39 @@ def test_without_a_bound_the_floor_is_reported_and_flagged() -> None:
 def test_refused_return_inputs(call: object, word: str) -> None:
     with pytest.raises(UserError, match=word):
         call()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("band", ["order", "dkw"])
+@pytest.mark.parametrize("budget", [0.0, 0.5, 1.0, 1.7])
+def test_the_fewest_episodes_are_the_fewest(band: str, budget: float) -> None:
+    needed = return_bound([0.0], 1.0, budget=budget, band=band).episodes_needed[0]
+    assert needed is not None
+    assert return_bound(np.arange(float(needed)), 1.0, budget=budget, band=band).position[0] == 0
+    if needed > 1:
+        fewer = return_bound(np.arange(float(needed - 1)), 1.0, budget=budget, band=band)
+        assert fewer.position[0] is None
+        assert str(needed) in fewer.claims[0]
+
+
+@pytest.mark.parametrize("budget", [0.0, 0.5, 1.0, 1.7])
+def test_the_stated_episodes_are_enough_for_berk_jones(budget: float) -> None:
+    enough = return_bound([0.0], 1.0, budget=budget, band="berk-jones").episodes_needed[0]
+    assert enough is not None
+    assert return_bound(np.arange(float(enough)), 1.0, budget=budget, band="berk-jones").position[0] == 0
+    least = return_bound([0.0], 1.0, budget=budget).episodes_needed[0]
+    assert least is not None
+    assert least <= enough <= 4 * least + 4
+
+
+def test_claims_say_whether_budgets_hold_together() -> None:
+    def text(**options: object) -> str:
+        return return_bound(RETURNS, 1.0, budget=[0.1, 0.2], **options).claim.text  # type: ignore[arg-type]
+
+    assert text().endswith("all budgets together")
+    assert text(simultaneous=False).endswith("each budget by itself")
+    assert text(simultaneous=False, band="dkw").endswith("all budgets together")
+    assert text(mode="paper").endswith("each budget by itself")
+    assert "budgets" not in return_bound(RETURNS, 1.0, budget=0.1).claim.text
 
 
 # --- CROP, norms, words -------------------------------------------------------------------------------

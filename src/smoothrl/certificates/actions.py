@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -30,6 +30,7 @@ from smoothrl.certificates.claims import (
 from smoothrl.certificates.intervals import (
     cp_lower,
     cp_upper,
+    fewest,
     hoeffding_delta,
     lower_index,
     min_samples,
@@ -214,6 +215,11 @@ def median_rank(samples: int) -> int:
     return (samples + 1) // 2
 
 
+def percentile_rank(samples: int, p: float) -> int:
+    """1-based rank of the p-th percentile of m samples; the lower median at p = 0.5."""
+    return median_rank(samples) if p == 0.5 else max(1, math.ceil(samples * p))
+
+
 def deployed_median_levels(samples: int, rank: int, eta: float) -> tuple[float, float]:
     """(p_minus, p_plus): the level of the rank-th of m fresh samples lies between them w.p. >= 1 - eta."""
     if not 1 <= rank <= samples:
@@ -270,8 +276,8 @@ def action_bound(
     if mode == "deployed":
         eta = alpha if eta is None else check_alpha(eta, "eta")
         m = n if deployed_samples is None else deployed_samples
-        default_rank = median_rank(m) if p == 0.5 else max(1, math.ceil(m * p))
-        p_minus, p_plus = deployed_median_levels(m, default_rank if rank is None else rank, eta / share)
+        k = percentile_rank(m, p) if rank is None else rank
+        p_minus, p_plus = deployed_median_levels(m, k, eta / share)
         failure = alpha + eta
     levels = shifted_levels(p_minus, p_plus, eps, sigma)
     low = lower_index(n, levels.lower, alpha / (2 * share))
@@ -297,29 +303,64 @@ def action_bound(
     )
 
 
-def largest_eps(samples: int, dimensions: int, sigma: float, alpha: float = 0.05, p: float = 0.5) -> float:
-    """The largest budget with finite exact bounds on both sides of every coordinate."""
+def own_levels(
+    samples: int, dimensions: int, p: float, alpha: float, mode: str, eta: float | None = None
+) -> tuple[float, float]:
+    """(p_minus, p_plus): the levels of the clean law that are shifted by the budget, before any sampling."""
+    if mode == "paper":
+        delta = hoeffding_delta(samples, alpha)
+        return max(p - delta, 0.0), min(p + delta, 1.0)
+    if mode == "deployed":
+        return deployed_median_levels(
+            samples, percentile_rank(samples, p), (alpha if eta is None else eta) / dimensions
+        )
+    return p, p
+
+
+def largest_eps(
+    samples: int, dimensions: int, sigma: float, alpha: float = 0.05, p: float = 0.5, mode: str = "exact"
+) -> float:
+    """The largest budget with finite bounds on both sides of every coordinate; -inf where none is."""
+    p_minus, p_plus = own_levels(samples, dimensions, p, alpha, mode)
+    nearest = min(p_minus, 1.0 - p_plus)
+    if nearest <= 0.0:
+        return -math.inf
+    if mode == "paper":
+        return math.inf
     lowest = -math.expm1(math.log(alpha / (2 * dimensions)) / samples)
-    return max(0.0, sigma * (float(special.ndtri(min(p, 1.0 - p))) - float(special.ndtri(lowest))))
+    return sigma * (float(special.ndtri(nearest)) - float(special.ndtri(lowest)))
 
 
 def refuse_hopeless_actions(
-    samples: int, dimensions: int, eps: Sequence[float], sigma: float, alpha: float = 0.05, p: float = 0.5
+    samples: int,
+    dimensions: int,
+    eps: Sequence[float],
+    sigma: float,
+    alpha: float = 0.05,
+    p: float = 0.5,
+    mode: str = "exact",
 ) -> None:
-    """Refuse, before any sampling, action bounds that are infinite at every budget."""
+    """Refuse, before any sampling, action bounds that are infinite at every budget.
+
+    In `deployed` mode the agent acts on as many samples as the certificate has.
+    """
     check_sigma(sigma), check_alpha(alpha)
     if samples < 1 or not eps:
         raise UserError("an action bound needs at least one noise sample and one budget.")
-    reach = largest_eps(samples, dimensions, sigma, alpha, p)
     easiest = min(check_budget(e) for e in eps)
-    if easiest <= reach and samples >= min_samples(min(p, 1.0 - p), alpha / (2 * dimensions)):
+
+    def enough(n: int) -> bool:
+        return largest_eps(n, dimensions, sigma, alpha, p, mode) >= easiest
+
+    if enough(samples):
         return
-    level = float(special.ndtr(special.ndtri(min(p, 1.0 - p)) - easiest / sigma))
-    needed = f"at least {min_samples(level, alpha / (2 * dimensions))}" if level > 0.0 else "infinitely many"
+    needed = fewest(enough)
     raise UserError(
         f"{samples} samples can never bound {dimensions} action coordinates at epsilon = {easiest:g} "
-        f"(sigma = {sigma:g}, alpha = {alpha:g}): {needed} are needed; the largest "
-        f"epsilon they reach is {reach:.4g}."
+        f"(sigma = {sigma:g}, alpha = {alpha:g}, mode {mode}): "
+        + (f"at least {needed}" if needed else "infinitely many")
+        + " are needed; the largest epsilon they reach is "
+        f"{max(0.0, largest_eps(samples, dimensions, sigma, alpha, p, mode)):.4g}."
     )
 
 
@@ -412,8 +453,15 @@ class AdivResult:
 
     @property
     def claim(self) -> Claim:
-        """ADIV is a metric; the claims are those of its action bounds."""
-        return self.bounds[0].claim
+        """ADIV is a metric; the claim is that of the action bounds behind it, with all their caveats."""
+        claims = [bound.claim for bound in self.bounds]
+        first, own = claims[0], f"at most {self.bounds[0].eps:g} "
+        budgets = ", ".join(f"{bound.eps:g}" for bound in self.bounds)
+        text = (
+            first.text.replace(own, f"at most {budgets} (each by itself) ") if len(claims) > 1 else first.text
+        )
+        notes = [claim.note for claim in claims if claim.note]
+        return replace(first, text=text, valid=all(c.valid for c in claims), note="; ".join(notes))
 
     def rows(self) -> list[dict[str, Any]]:
         """One record a budget."""

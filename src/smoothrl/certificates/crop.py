@@ -23,7 +23,12 @@ from smoothrl.certificates.claims import (
     check_sigma,
     plain,
 )
-from smoothrl.certificates.intervals import betting_lower, empirical_bernstein_lower, hoeffding_delta
+from smoothrl.certificates.intervals import (
+    betting_lower,
+    empirical_bernstein_lower,
+    fewest,
+    hoeffding_delta,
+)
 from smoothrl.errors import UserError, unknown
 
 CROP_MODES = ("paper", "exact")
@@ -166,28 +171,40 @@ def crop_radius(
 
 
 def largest_crop_radius(
-    samples: int, actions: int, sigma: float, alpha: float = 0.05, method: str = "betting"
+    samples: int,
+    actions: int,
+    sigma: float,
+    alpha: float = 0.05,
+    method: str = "betting",
+    mode: str = "exact",
 ) -> float:
     """The radius when every sample of the best action is V_max and of all others V_min."""
     best = np.zeros((1, samples, actions))
     best[..., 0] = 1.0
-    return float(crop_radius(best, (0.0, 1.0), sigma, alpha, method=method).radius[0])
+    return float(crop_radius(best, (0.0, 1.0), sigma, alpha, mode, method=method).radius[0])
 
 
 def refuse_hopeless_crop(
-    samples: int, actions: int, sigma: float, alpha: float = 0.05, method: str = "betting"
+    samples: int,
+    actions: int,
+    sigma: float,
+    alpha: float = 0.05,
+    method: str = "betting",
+    mode: str = "exact",
 ) -> None:
     """Refuse, before any sampling, what even perfectly separated Q-values cannot certify."""
     if samples < 1:
         raise UserError("a certificate needs at least one noise sample.")
-    if largest_crop_radius(samples, actions, sigma, alpha, method) > 0.0:
+
+    def enough(n: int) -> bool:
+        return largest_crop_radius(n, actions, sigma, alpha, method, mode) > 0.0
+
+    if enough(samples):
         return
-    needed = samples
-    while largest_crop_radius(needed, actions, sigma, alpha, method) <= 0.0:
-        needed *= 2
     raise UserError(
-        f"{samples} samples can never certify a mean-smoothed action at alpha = {alpha:g} ({method}): the "
-        f"largest certificate reachable is 0. {needed} samples are enough."
+        f"{samples} samples can never certify a mean-smoothed action at alpha = {alpha:g} ({mode}"
+        + (f", {method}" if mode == "exact" else "")
+        + f"): the largest certificate reachable is 0. At least {fewest(enough, 2**20)} samples are needed."
     )
 
 

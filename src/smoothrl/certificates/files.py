@@ -125,7 +125,12 @@ def _adiv(data: Record, options: Record) -> Record:
         "claim": result.claim.to_json(),
         "budget": {"epsilon": [bound.eps for bound in result.bounds]},
         "samples": int(np.prod(np.shape(data["samples"])[:-1])),
-        "bound": {"value": plain(result.value), "by_budget": plain(result.rows())},
+        "bound": {
+            "value": plain(result.value),
+            "by_budget": plain(result.rows()),
+            "lower": [plain(bound.lower) for bound in result.bounds],
+            "upper": [plain(bound.upper) for bound in result.bounds],
+        },
     }
 
 
@@ -270,11 +275,12 @@ def verify(
     file: Path | str | Mapping[str, Any],
     agent_hash: str | None = None,
     resample: Callable[[Record], Mapping[str, npt.ArrayLike]] | None = None,
+    environment: str | None = None,
 ) -> list[str]:
     """What is wrong with a certificate file: an empty list where nothing is.
 
-    `agent_hash` is the hash of the agent it is held against; `resample(record)` draws the data anew from
-    agent and seed, for the one forgery that no file can betray.
+    `agent_hash` and `environment` are those of the agent it is held against; `resample(record)` draws the
+    data anew from agent and seed, for the one forgery that no file can betray.
     """
     record = dict(file) if isinstance(file, Mapping) else read(file)
     missing = [name for name in (*_REQUIRED, *_CONTEXT) if name not in record]
@@ -287,6 +293,8 @@ def verify(
         failures.append(
             f"agent: the file certifies {_short(record['agent_hash'])}, not the given {_short(agent_hash)}."
         )
+    if environment is not None and environment != record["environment"]:
+        failures.append(f"environment: the file says {record['environment']}, the agent plays {environment}.")
     failures += _replay_failures(record)
     if resample is not None and not failures:
         failures += _resample_failures(record, resample(record))

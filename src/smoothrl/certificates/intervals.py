@@ -6,6 +6,7 @@ All functions are one-sided, take arrays where that makes sense, and hold at eve
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -206,6 +207,19 @@ def min_samples(p: float, alpha: float) -> int:
     if p >= 1.0:
         return 1
     return max(1, math.ceil(math.log(alpha) / math.log1p(-p) - 1e-9))
+
+
+def fewest(enough: Callable[[int], bool], limit: int = 2**40) -> int | None:
+    """The least n >= 1 with enough(n), for a condition that more samples never undo; None beyond `limit`."""
+    low, high = 0, 1
+    while not enough(high):
+        low, high = high, 2 * high
+        if high > limit:
+            return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
 
 
 def noncrossing(boundary: npt.ArrayLike) -> float:

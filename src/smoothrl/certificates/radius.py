@@ -32,6 +32,7 @@ from smoothrl.certificates.intervals import (
     cp_lower,
     cp_upper,
     cs_lower,
+    fewest,
     rank_pvalue,
 )
 from smoothrl.errors import UserError, unknown
@@ -411,15 +412,10 @@ def samples_needed(target: float, sigma: float, alpha: float, mode: str = "major
         reached = largest_radius(samples, sigma, alpha, mode)
         return reached >= target and reached > 0.0
 
-    low, high = 0, 1
-    while not enough(high):
-        low, high = high, 2 * high
-        if high > 2**40:
-            raise UserError(f"radius {target} at sigma {sigma} is out of reach of any number of samples.")
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high
+    needed = fewest(enough)
+    if needed is None:
+        raise UserError(f"radius {target} at sigma {sigma} is out of reach of any number of samples.")
+    return needed
 
 
 def refuse_hopeless(

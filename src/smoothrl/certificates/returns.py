@@ -40,6 +40,7 @@ from smoothrl.certificates.intervals import (
     band_index,
     band_levels,
     cp_lower,
+    fewest,
     lower_index,
     min_samples,
 )
@@ -92,7 +93,9 @@ class ReturnBoundResult:
     sigma: float
     """Standard deviation of the noise."""
     alpha: float
-    """Failure probability of all budgets together."""
+    """Failure probability: of all budgets together, or of each by itself (`simultaneous`)."""
+    simultaneous: bool
+    """Whether all budgets hold together: a band and a threshold always do, order statistics at alpha/M."""
     episodes: int
     """Number of clean episodes."""
     p: float
@@ -104,7 +107,7 @@ class ReturnBoundResult:
     floor: float | None
     """A value no return can fall below, where one is known."""
     episodes_needed: tuple[int | None, ...]
-    """Fewest episodes that give any bound at each budget."""
+    """Episodes that give a bound at each budget: the fewest, or (`berk-jones`) enough."""
     claim: Claim
     """What is claimed; `claims` says it budget by budget."""
 
@@ -163,6 +166,11 @@ class _Task:
         return self.budget / self.sigma
 
 
+def default_band(kind: str) -> str:
+    """One order statistic where one level is asked for, a band where the whole law is."""
+    return "order" if kind in ("quantile", "threshold") else "berk-jones"
+
+
 _Answer = tuple[FloatArray, FloatArray, tuple[int | None, ...]]
 
 
@@ -188,7 +196,8 @@ def return_bound(
 
     `returns` are iid clean episodes (fresh environment seed and noise). Give `budget` B, or `eps` a step
     with the enforced `horizon` H (B = eps sqrt(H)). With probability >= 1 - alpha over the episodes, for
-    all budgets together, under every such attack:
+    all budgets together (each by itself where `simultaneous` is false and the band is `order`), under every
+    such attack:
 
     - `quantile`: P(F >= bound) >= 1 - p. Bound x_(r), a lower bound of the clean quantile at level
       Phi(z(p) - B/sigma). band `order` (alpha/M a budget), or `dkw`/`berk-jones` (one band, any budget).
@@ -209,11 +218,11 @@ def return_bound(
         raise unknown("return bound mode", mode, RETURN_MODES)
     if mode == "paper" and kind != "quantile":
         raise UserError("the paper's return bound is a quantile: use kind='quantile' or mode='exact'.")
-    default_band = "order" if kind in ("quantile", "threshold") else "berk-jones"
     task = _task(
-        returns, sigma, budget, eps, horizon, band or default_band, reading, p, threshold, tail, floor, alpha,
-        simultaneous,
+        returns, sigma, budget, eps, horizon, band or default_band(kind), reading, p, threshold, tail, floor,
+        alpha, simultaneous,
     )  # fmt: skip
+    jointly = mode == "exact" and (simultaneous or kind == "threshold" or task.band != "order")
     if mode == "paper":
         bound, level, position, violation, valid = _paper(task)
     else:
@@ -234,13 +243,14 @@ def return_bound(
         reading=reading if mode == "paper" else None,
         sigma=sigma,
         alpha=alpha,
+        simultaneous=jointly,
         episodes=len(task.returns),
         p=p,
         threshold=threshold,
         tail=tail,
         floor=floor,
         episodes_needed=_episodes_needed(task, kind),
-        claim=_claim(task, kind, mode, horizon, bool(valid.all())),
+        claim=_claim(task, kind, mode, horizon, bool(valid.all()), jointly),
     )
 
 
@@ -330,14 +340,17 @@ def _distorted_mean(ordered: FloatArray, survival: FloatArray, floor: float, shi
 
 
 def _cvar(task: _Task) -> _Answer:
+    if task.floor is None:
+        raise UserError(
+            "the worst returns have no certified mean without a floor: no band bounds the lowest levels, so "
+            "pass a value no return can fall below, or use kind='quantile' with a small p."
+        )
     levels = band_levels(_needs_band(task), len(task.returns), task.alpha)
     edges = special.ndtr(special.ndtri(levels)[None, :] + task.shift[:, None])
     edges = np.minimum(np.concatenate([edges, np.ones((len(task.shift), 1))], axis=1), task.tail)
     mass = np.diff(edges, axis=1)
     below = edges[:, 0]
-    trivial = -math.inf if task.floor is None else task.floor
-    start = np.array([below_i * trivial if below_i > 0.0 else 0.0 for below_i in below])
-    bound = (start + (mass * task.returns[None, :]).sum(axis=1)) / task.tail
+    bound = (below * task.floor + (mass * task.returns[None, :]).sum(axis=1)) / task.tail
     return bound, np.full(len(bound), math.nan), (None,) * len(bound)
 
 
@@ -371,12 +384,44 @@ def _paper(
 
 
 def _episodes_needed(task: _Task, kind: str) -> tuple[int | None, ...]:
-    """Closed form for the order statistic; the bands need more and say so by their bound."""
     if kind != "quantile":
         return (None,) * len(task.budget)
     share = task.alpha / (len(task.budget) if task.simultaneous and task.band == "order" else 1)
     levels = attacked_probability(task.p, task.shift)
-    return tuple(min_samples(float(q), share) if q > 0.0 else None for q in levels)
+    return tuple(episodes_needed(float(q), share, task.band) for q in levels)
+
+
+def lowest_level(episodes: int, alpha: float, band: str) -> float:
+    """The lowest level of the clean law that the smallest of n returns bounds."""
+    if band == "order":
+        return -math.expm1(math.log(alpha) / episodes)
+    return float(band_levels(band, episodes, alpha)[0])
+
+
+def largest_budget(episodes: int, sigma: float, alpha: float, p: float = 0.5, band: str = "order") -> float:
+    """The largest B with a quantile bound: it shifts level p down to `lowest_level`."""
+    lowest = lowest_level(episodes, alpha, band)
+    return max(0.0, sigma * float(special.ndtri(p) - special.ndtri(lowest)))
+
+
+def episodes_needed(level: float, alpha: float, band: str = "order") -> int | None:
+    """The fewest episodes that bound `level` of the clean law; None where no number does.
+
+    For `berk-jones` a number that is surely enough, in closed form: its gamma is at least alpha/n.
+    """
+    if level <= 0.0:
+        return None
+    if band == "order":
+        return min_samples(level, alpha)
+    if band == "dkw":
+        return math.ceil(math.log(1.0 / alpha) / (2.0 * level**2) - 1e-9)
+    return fewest(lambda n: n * math.log1p(-level) <= math.log(alpha / n))
+
+
+def _needed(episodes: int | None, band: str) -> str:
+    if episodes is None:
+        return "no number is enough"
+    return f"{episodes} are enough" if band == "berk-jones" else f"at least {episodes} are needed"
 
 
 def refuse_hopeless_returns(
@@ -385,26 +430,42 @@ def refuse_hopeless_returns(
     budget: Sequence[float],
     alpha: float = 0.05,
     p: float = 0.5,
+    *,
+    mode: str = "exact",
+    kind: str = "quantile",
+    band: str | None = None,
+    tail: float = 0.1,
+    simultaneous: bool = True,
 ) -> None:
-    """Refuse, before any episode is played, quantile bounds none of which can exist."""
+    """Refuse, before any episode is played, bounds none of which can say anything.
+
+    A quantile needs level Phi(z(p) - B/sigma), a CVaR the same at p = `tail`; a mean above its floor and a
+    threshold always say something.
+    """
     check_sigma(sigma), check_alpha(alpha)
-    share = alpha / max(1, len(budget))
-    levels = [float(attacked_probability(p, check_budget(b, "budget") / sigma)) for b in budget]
-    if any(lower_index(episodes, level, share) is not None for level in levels):
+    if mode == "paper":
+        enough = math.floor(math.log(1.0 / alpha) / (2.0 * p**2)) + 1
+        if episodes < enough:
+            raise UserError(
+                f"{episodes} episodes can never bound the return at alpha = {alpha:g} (published formula: "
+                f"Delta swallows the percentile): at least {enough} are needed."
+            )
         return
-    easiest = max(levels, default=0.0)
-    needed = f"at least {min_samples(easiest, share)}" if easiest > 0.0 else "infinitely many"
+    if kind in ("threshold", "mean"):
+        return
+    chosen = band or default_band(kind)
+    point = tail if kind == "cvar" else p
+    share = alpha / (max(1, len(budget)) if simultaneous and chosen == "order" else 1)
+    lowest = lowest_level(episodes, share, chosen)
+    levels = [float(attacked_probability(point, check_budget(b, "budget") / sigma)) for b in budget]
+    if any(level >= lowest for level in levels):
+        return
+    needed = _needed(episodes_needed(max(levels, default=0.0), share, chosen), chosen)
+    reach = largest_budget(episodes, sigma, share, point, chosen)
     raise UserError(
-        f"{episodes} episodes can never bound the return at these budgets (alpha = {alpha:g}): "
-        f"{needed} are needed for the smallest; the largest budget they reach is "
-        f"B = {largest_budget(episodes, sigma, share, p):.4g}."
+        f"{episodes} episodes can never bound the return at these budgets (alpha = {alpha:g}, {chosen}): "
+        f"{needed} for the smallest; the largest budget they reach is B = {reach:.4g}."
     )
-
-
-def largest_budget(episodes: int, sigma: float, alpha: float, p: float = 0.5) -> float:
-    """The largest B with a quantile bound: the level falls to 1 - alpha^(1/n)."""
-    lowest = -math.expm1(math.log(alpha) / episodes)
-    return max(0.0, sigma * float(special.ndtri(p) - special.ndtri(lowest)))
 
 
 @dataclass(frozen=True)
@@ -492,7 +553,7 @@ def _sentence(result: ReturnBoundResult, i: int) -> str:
     prefix = "" if result.valid[i] else f"{NOT_VALID}: "
     if not np.isfinite(result.bound[i]):
         needed = result.episodes_needed[i]
-        hint = f" (at least {needed} episodes are needed)" if needed else ""
+        hint = f" ({_needed(needed, result.band)})" if needed else ""
         return f"{prefix}no bound with {result.episodes} episodes at {budget}{hint}"
     value = f"{result.bound[i]:.6g}"
     what = {
@@ -504,20 +565,22 @@ def _sentence(result: ReturnBoundResult, i: int) -> str:
     return f"{prefix}under every attack with {budget}, {what}"
 
 
-def _claim(task: _Task, kind: str, mode: str, horizon: int | None, valid: bool) -> Claim:
+def _claim(task: _Task, kind: str, mode: str, horizon: int | None, valid: bool, jointly: bool) -> Claim:
     what = {
         "quantile": f"the return is at least the bound with probability at least {1.0 - task.p:g}",
         "threshold": f"the return reaches {task.threshold} with at least the stated probability",
         "mean": "the expected return is at least the bound",
         "cvar": f"the mean of the worst {task.tail:g} of returns is at least the bound",
     }[kind]
+    several = len(task.budget) > 1
+    together = (", all budgets together" if jointly else ", each budget by itself") if several else ""
     note = "" if horizon is None else f"episodes end after {horizon} steps at the latest, attacked ones too"
     if mode == "paper":
         note = "published formula: the error of the empirical percentile is left out" + (
             "" if valid else f"; {NOT_VALID} at some budgets"
         )
     return Claim(
-        text=f"under every attack within the budget {what}",
+        text=f"under every attack within the budget {what}{together}",
         agent=ONE_DRAW,
         adversary="adaptive: each step's perturbation may depend on everything before that step's noise",
         norm="l2",

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from scipy import special, stats
 
 from smoothrl.certificates.claims import IntArray, check_alpha, check_sigma, plain
-from smoothrl.certificates.intervals import JEFFREYS, cs_lower, log_e_value
+from smoothrl.certificates.intervals import JEFFREYS, cs_lower, fewest, log_e_value
 from smoothrl.certificates.radius import RadiusResult, radius
 from smoothrl.errors import UserError
 
@@ -263,15 +263,7 @@ def _first_look(p0: float, alpha: float) -> int | None:
     if p0 >= 1.0:
         return None
     level = math.log(1.0 / alpha)
-    low, high = 0, 1
-    while float(log_e_value(high, high, p0)) < level:
-        low, high = high, 2 * high
-        if high > 2**30:
-            return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if float(log_e_value(middle, middle, p0)) >= level else (middle, high)
-    return high
+    return fewest(lambda n: float(log_e_value(n, n, p0)) >= level, 2**30)
 
 
 @dataclass(frozen=True)
@@ -370,6 +362,10 @@ def check_samplewise(
     whole = to_numpy(base(observations))
     if whole.shape[0] != total:
         raise UserError("the base map must give one output for each observation.")
+    if not np.isfinite(whole).all():
+        raise UserError(
+            "the agent's outputs contain NaN or infinite values: nothing can be certified about it."
+        )
     flipped = np.arange(total)[::-1].copy()
     trials = {
         "1": np.concatenate([to_numpy(base(observations[i : i + 1])) for i in range(2)]),

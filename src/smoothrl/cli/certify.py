@@ -118,7 +118,11 @@ def _radius(agent: Agent, o: RadiusOptions, bar: Progress) -> Certified:
         "lanes": o.lanes,
         "progress": lambda done, step: bar.update(done, f"step {step:,}"),
     }
+    if o.value_range is not None and agent.smoothing.kind != "mean":
+        raise UserError("--value-range is about averaged values: add --smooth mean")
     if o.target is not None:
+        if o.mode is not None or o.protocol != "sound":
+            raise UserError("--target is decided by the anytime test: drop --mode and --protocol paper")
         cap = agent.smoothing.samples
         return certification.decide_radius(agent, o.target, o.episodes, o.seed, cap=cap, **common)
     rule = protocol(o.protocol)
@@ -223,18 +227,18 @@ def _verify(argv: Sequence[str]) -> int:
         raise UserError("--resample plays the episodes again and needs --agent")
     from smoothrl.certificates import files
 
-    agent_hash, again = None, None
+    agent_hash, environment, again = None, None, None
     if options.agent is not None:
         from smoothrl.agents import load_agent
         from smoothrl.certification import resampler
 
         agent = load_agent(options.agent)
-        agent_hash = agent.digest
+        agent_hash, environment = agent.digest, agent.info.env_id
         again = resampler(agent) if options.resample else None
     bad = 0
     for path in options.files:
         record = files.read(path)
-        failures = files.verify(record, agent_hash, again)
+        failures = files.verify(record, agent_hash, again, environment)
         say(f"{path}: {'FAILED' if failures else 'verified'}")
         for line in failures or [record["statement"]]:
             say(f"  {line}")
