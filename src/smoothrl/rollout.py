@@ -251,7 +251,8 @@ def result_row(
         raise UserError("no episode was finished, so there is no result; let it run longer")
     smooth = agent.smoothing
     noisy = smooth.kind != "none"
-    interval = mean_estimate([returns], np.random.default_rng(seed))
+    several = returns.size > 1
+    interval = mean_estimate([returns], np.random.default_rng(seed)) if several else None
     return ResultRow(
         environment=environment or agent.info.env_id,
         agent=agent.name,
@@ -260,10 +261,10 @@ def result_row(
         epsilon=epsilon,
         sigma=smooth.sigma if noisy else None,
         samples=smooth.samples if noisy else None,
-        std=float(returns.std(ddof=1)) if returns.size > 1 else None,
-        low=interval.low,
-        high=interval.high,
-        level=interval.level,
+        std=float(returns.std(ddof=1)) if several else None,
+        low=interval.low if interval else None,
+        high=interval.high if interval else None,
+        level=interval.level if interval else None,
         norm=norm,
         seed=seed,
         agent_seed=agent.info.seed,

@@ -65,6 +65,8 @@ def test_evaluate_smoothing_options(
 ) -> None:
     done = command("evaluate", policy_file, "--episodes", 1, *options, "--json", "-")
     (row,) = json.loads(done.stdout)
+    assert "(one episode, which has no interval;" in done.stderr
+    assert not {"low", "high", "std", "level"} & set(row)
     assert row["smoothing"] == smoothing
     assert row.get("samples") == samples
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from smoothrl.cli.common import EvaluationOptions, load_agents, parse, progress_bar, say, write_json
 
 if TYPE_CHECKING:
+    from smoothrl.results import ResultRow
     from smoothrl.rollout import EpisodeResults
 
 
@@ -58,9 +59,7 @@ def main(argv: Sequence[str]) -> int:
             )
             rows.append(row)
             say(
-                f"{path}  {row.agent} on {row.environment}, smoothing {agent.smoothing}: "
-                f"{row.mean:.1f} [{row.low:.1f}, {row.high:.1f}] "
-                f"(mean of {row.episodes} episodes, 95% interval; std {row.std or 0:.1f}; "
+                f"{path}  {row.agent} on {row.environment}, smoothing {agent.smoothing}: {_figure(row)}; "
                 f"{result.lengths.sum() / result.wall_time:,.0f} steps/s)",
                 options.json,
             )
@@ -72,6 +71,15 @@ def main(argv: Sequence[str]) -> int:
     if interrupted:
         say(f"interrupted; {len(rows)} of {len(agents)} agents have results", options.json)
     return 130 if interrupted else 0
+
+
+def _figure(row: ResultRow) -> str:
+    if row.low is None or row.high is None:
+        return f"{row.mean:.1f} (one episode, which has no interval"
+    return (
+        f"{row.mean:.1f} [{row.low:.1f}, {row.high:.1f}] "
+        f"(mean of {row.episodes} episodes, 95% interval; std {row.std:.1f}"
+    )
 
 
 def _unfinished(result: EpisodeResults) -> str:

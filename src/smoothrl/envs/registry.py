@@ -27,12 +27,12 @@ POOL_PARITY = (
     "InvertedPendulum-v5",
     *(name for name in CLASSIC if name != "Pendulum-v1"),
 )
-"""Ids EnvPool serves by default: from the same state it equals Gymnasium (tests/envs/test_parity.py)."""
+"""Ids EnvPool serves by default: from the same state it equals Gymnasium (tests/envs/test_mujoco.py)."""
 POOL_ON_REQUEST = (
     *(f"{name}-v{v}" for name in ("Ant", "Humanoid") for v in (2, 4, 5)),
     "Pendulum-v1",
 )
-"""EnvPool has them but differs: Ant and Humanoid by 1e-6 in the first step and soon by all, Pendulum moves
+"""EnvPool has them but differs: Ant and Humanoid by 2e-8 and 3e-6 in one step and soon by all, Pendulum moves
 before it limits the speed. Gymnasium serves them unless `backend="envpool"` asks otherwise."""
 POOL_SETTINGS = frozenset(
     {
