@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import io
+import json
+import os
 import pickle
-import resource
 import struct
-import tracemalloc
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +18,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from smoothrl.agents.importers import import_denoiser, import_released
+from smoothrl.agents.importers import (
+    import_cleanrl,
+    import_denoiser,
+    import_q_network,
+    import_released,
+    import_sb3,
+    kind_of,
+    read_statistics,
+)
 from smoothrl.agents.importers.safe_pickle import read_pickle
 from smoothrl.errors import UserError
 
@@ -229,8 +240,8 @@ def make_two_pickles(path: Path) -> bytes:
 
 
 @case
-def make_a_million_instructions(path: Path) -> None:
-    plain(path, b"N0" * 600_000 + b"}")
+def make_too_many_instructions(path: Path) -> None:
+    plain(path, b"N0" * 120_000 + b"}")
 
 
 @case
@@ -246,8 +257,8 @@ def make_shared_tuples_as_a_key(path: Path) -> None:
 
 
 @case
-def make_nested_a_hundred_thousand_deep(path: Path) -> None:
-    deep = b"(" * 100_000 + b"t" * 100_000
+def make_nested_fifty_thousand_deep(path: Path) -> None:
+    deep = b"(" * 50_000 + b"t" * 50_000
     plain(path, p.dic([(p.text("policy_model"), deep), (p.text("envs"), p.lst())]))
 
 
@@ -319,6 +330,111 @@ statistic_case("bytes_that_are_none", p.ndarray(np.ones(17), raw=p.text("\u0100"
 
 
 @case
+def make_one_text_encoded_again_and_again(path: Path) -> None:
+    text = p.text("a" * (4 << 20)) + b"q\x01" + p.text("latin1") + b"q\x02"
+    plain(path, p.glob("_codecs.encode") + b"q\x00" + text + b"h\x00h\x01h\x02\x86R" * 1000 + b"}")
+
+
+@case
+def make_keys_that_all_collide(path: Path) -> None:
+    keys = b"".join(b"\x8a\x10" + (i * (2**61 - 1)).to_bytes(16, "little") + b"N" for i in range(1, 50_000))
+    plain(path, b"}(" + keys + b"u")
+
+
+@case
+def make_directory_of_a_million_entries(path: Path) -> bytes:
+    data = p.zip_of({"archive/data.pkl": p.stream(p.dic([]))})
+    start, end = data.find(b"PK\x01\x02"), data.find(b"PK\x05\x06")
+    entries = data[start:end] * 300_000
+    return data[:start] + entries + struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, 1, 1, len(entries), start, 0)
+
+
+@case
+def make_compressed_storage_read_again_and_again(path: Path) -> None:
+    storages = p.Storages()
+    big = np.tile(np.random.default_rng(0).standard_normal(1000).astype(np.float32), 4 << 10)
+    views = [(p.text(f"x{i}"), storages.tensor(big, key="0")) for i in range(4)]
+    body = p.dic([(p.text("policy_model"), p.dic(views)), (p.text("envs"), p.lst())])
+    p.write_torch(path, body, storages, compression=zipfile.ZIP_DEFLATED)
+
+
+@case
+def make_entries_that_climb_out_of_the_folder(path: Path) -> bytes:
+    return p.zip_of({"../../data.pkl": p.stream(p.dic([])), "/etc/data.pkl": b"x", "../" + MARK: b"x"})
+
+
+@case
+def make_adversary_without_anything(path: Path) -> None:
+    p.released(path, extra=[(p.text("adversary_policy_model"), p.dic([]))])
+
+
+def layers_case(name: str, sizes: dict[str, tuple[int, ...]]) -> None:
+    """Layers that claim sizes for which they hold no numbers."""
+
+    def make(path: Path) -> None:
+        storages = p.Storages()
+        empty = {
+            p.text(k): storages.tensor(np.zeros(min(1, int(np.prod(s)))), shape=s, stride=(0,) * len(s))
+            for k, s in sizes.items()
+        }
+        plain(path, p.dic(list(empty.items())), storages)
+
+    CASES["layers_" + name] = make
+
+
+HUGE = 60_000_000
+layers_case(
+    "of_an_empty_nature_cnn",
+    {
+        "cnn.0.weight": (32, 1, 8, 0),
+        "cnn.0.bias": (0,),
+        "advantage.0.weight": (HUGE, 0),
+        "advantage.0.bias": (0,),
+        "advantage.2.weight": (4, 0),
+        "advantage.2.bias": (0,),
+    },
+)
+layers_case("of_an_empty_cleanrl_cnn", {"network.0.weight": (32, HUGE, 8, 0), "network.7.weight": (HUGE, 0)})
+layers_case("of_an_empty_mlp", {"network.0.weight": (0, HUGE), "network.0.bias": (0,)})
+layers_case("without_an_actor", {"actor_logstd": (1, 1)})
+layers_case(
+    "of_a_flat_denoiser", {"dncnn.0.weight": (1,), **{f"dncnn.{i}.weight": (1, 1, 1, 1) for i in (2, 4, 6)}}
+)
+layers_case("of_an_empty_denoiser", {f"dncnn.{i}.weight": (HUGE, HUGE, 3, 0) for i in (0, 2, 4, 6)})
+
+
+def old_format(body: bytes, rest: bytes = b"") -> bytes:
+    """A file of torch.save before 1.6."""
+    magic = b"\x80\x02\x8a\x0a" + (0x1950A86A20F9469CFC6C).to_bytes(10, "little") + b"."
+    system = p.stream(p.dic([(p.text("little_endian"), b"\x88")]))
+    return magic + p.stream(p.integer(1001)) + system + body + rest
+
+
+@case
+def make_old_format_with_code(path: Path) -> bytes:
+    return old_format(p.stream(p.dic([(p.text("policy_model"), p.bomb("os.system", "touch " + MARK))])))
+
+
+@case
+def make_old_format_text_longer_than_memory(path: Path) -> bytes:
+    return old_format(b"\x80\x02X" + struct.pack("<I", 0xFFFFFFF0) + b"abc")
+
+
+@case
+def make_old_format_storage_longer_than_memory(path: Path) -> bytes:
+    reference = p.tup(
+        p.text("storage"),
+        p.glob("torch.FloatStorage"),
+        p.text("0"),
+        p.text("cpu"),
+        b"\x8a\x08" + (1 << 60).to_bytes(8, "little"),
+    )
+    return old_format(
+        p.stream(reference + b"Q"), p.stream(p.lst(p.text("0"))) + struct.pack("<Q", 1 << 60) + b"x"
+    )
+
+
+@case
 def make_policy_of_another_shape(path: Path) -> None:
     p.released(path, observations=11)
     other, _ = p.released(path.with_suffix(".other"), observations=17)
@@ -359,16 +475,11 @@ def test_there_are_enough_of_them() -> None:
 def test_hostile_file_is_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(name, tmp_path)
     monkeypatch.chdir(tmp_path)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(UserError) as error:
         import_released(path)
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert not (tmp_path / MARK).exists()
     assert str(error.value).startswith(str(path))
     assert len(str(error.value)) < 600 + len(str(path))
-    assert grown < 1_500_000, f"{grown} kB more"
-    with pytest.raises(UserError):
-        import_denoiser(path)
 
 
 @pytest.mark.parametrize("name", sorted(n for n in CASES if n.startswith("code_") and n[5:] in CODE))
@@ -377,18 +488,183 @@ def test_refusal_names_what_the_file_wanted(name: str, tmp_path: Path) -> None:
         import_released(write(name, tmp_path))
 
 
+SPARE = 256 << 20
+"""Bytes that reading any one of the files may take."""
+
+READ_ALL = f"""
+import pathlib, resource, sys
+from smoothrl.agents import importers
+from smoothrl.errors import UserError
+
+readers = {{
+    "released": importers.import_released,
+    "denoiser": importers.import_denoiser,
+    "q-network": lambda path: importers.import_q_network(path, "X"),
+    "cleanrl": lambda path: importers.import_cleanrl(path, "X"),
+    "sb3": lambda path: importers.import_sb3(path.with_suffix(".zip"), "X"),
+    "statistics": importers.read_statistics,
+}}
+pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
+limit = pages * resource.getpagesize() + {SPARE}
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+for path in sorted(pathlib.Path(sys.argv[1]).glob("*.model")):
+    for name, read in readers.items():
+        try:
+            read(path)
+            print(name, path.name, "was read")
+        except UserError:
+            pass
+        except BaseException as error:
+            print(name, path.name, type(error).__name__, error)
+"""
+
+
+def sb3_with(weights: bytes) -> bytes:
+    """A file of Stable-Baselines3 with these weights; all else in it is in order."""
+    box = p.obj("gymnasium.spaces.box.Box", low=p.ndarray(-np.ones(4)), high=p.ndarray(np.ones(4)))
+    discrete = p.obj("gymnasium.spaces.discrete.Discrete", n=p.integer(2), start=p.integer(0))
+    spaces = {
+        name: {":serialized:": base64.b64encode(p.stream(space)).decode()}
+        for name, space in (("observation_space", box), ("action_space", discrete))
+    }
+    return p.zip_of({"data": json.dumps(spaces).encode(), "policy.pth": weights})
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit on memory is Linux's")
+def test_no_importer_runs_reads_or_unfolds_any_of_them(tmp_path: Path) -> None:
+    """Every file through every importer, in one process that may take little more memory than it has."""
+    for name in CASES:
+        path = tmp_path / f"{name}.model"
+        write(name, tmp_path).rename(path)
+        path.with_suffix(".zip").write_bytes(sb3_with(path.read_bytes()))
+    found = subprocess.run(
+        [sys.executable, "-c", READ_ALL, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=300,
+    )
+    assert (found.stdout, found.returncode) == ("", 0), found.stdout[:2000] + found.stderr[-2000:]
+    assert not (tmp_path / MARK).exists()
+
+
+def refuses(read: Callable[[Path], object], path: Path) -> None:
+    with pytest.raises(UserError):
+        read(path)
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for path in (tmp_path, tmp_path / "pipe", tmp_path / "link", Path("/dev/zero"), tmp_path / "none"):
+        for read in (
+            import_released,
+            import_denoiser,
+            read_statistics,
+            kind_of,
+            lambda x: import_sb3(x, "X"),
+            lambda x: import_cleanrl(x, "X"),
+            lambda x: import_q_network(x, "X"),
+        ):
+            refuses(read, path)
+
+
+def statistics_file(header: str, data: bytes) -> bytes:
+    text = header.encode().ljust(117) + b"\n"
+    npy = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + data
+    return p.zip_of({"mean.npy": npy, "var.npy": npy})
+
+
 @pytest.mark.parametrize(
-    "name", ["zip_bomb", "pickle_bomb_in_deflate", "tensor_huge_from_nothing", "billion_laughs"]
+    "header",
+    [
+        "{'descr': '<f8', 'fortran_order': False, 'shape': (-1, -1), }",
+        "{'descr': '<f8', 'fortran_order': False, 'shape': (60000, 60000, 0), }",
+        "{'descr': '<f8', 'fortran_order': False, 'shape': ('1',), }",
+        "{'descr': '|O', 'fortran_order': False, 'shape': (1,), }",
+        "{'descr': [('a', '<f4'), ('b', '<f4')], 'fortran_order': False, 'shape': (1,), }",
+        "__import__('os').system('touch executed')",
+    ],
 )
-def test_bombs_take_little_memory(name: str, tmp_path: Path) -> None:
-    path = write(name, tmp_path)
-    tracemalloc.start()
-    try:
-        with pytest.raises(UserError):
-            import_released(path)
-        assert tracemalloc.get_traced_memory()[1] < 50 << 20
-    finally:
-        tracemalloc.stop()
+def test_hostile_statistics(header: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "s.npz").write_bytes(statistics_file(header, bytes(8)))
+    refuses(read_statistics, tmp_path / "s.npz")
+    assert not (tmp_path / MARK).exists()
+
+
+def damaged(state: dict[str, np.ndarray], rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """One tensor of a good file is gone, of another shape, empty, or not finite."""
+    name = rng.choice(sorted(k for k in state if k != "actor_logstd"))
+    value = state[name]
+    changes = [
+        None,
+        np.ones((1,) * 6),
+        value.reshape(-1) if value.ndim > 1 else value[:-1],
+        value[:0],
+        value[None],
+        np.full_like(value, np.nan),
+    ]
+    change = changes[rng.integers(len(changes))]
+    rest = {k: v for k, v in state.items() if k != name}
+    return rest if change is None else {**rest, name: np.asarray(change)}
+
+
+def linear(name: str, *sizes: int) -> dict[str, np.ndarray]:
+    return {f"{name}.weight": np.ones(sizes), f"{name}.bias": np.ones(sizes[0])}
+
+
+GOOD: dict[str, tuple[dict[str, np.ndarray], Callable[[Path], object]]] = {
+    "cleanrl-ppo": (
+        {"actor_logstd": np.zeros((1, 2)), **linear("actor_mean.0", 2, 4), **linear("critic.0", 1, 4)},
+        lambda path: import_cleanrl(path, "X"),
+    ),
+    "cleanrl-dqn": (
+        {**linear("network.0", 5, 4), **linear("network.2", 2, 5)},
+        lambda path: import_cleanrl(path, "X"),
+    ),
+    "denoiser": (
+        {
+            **linear("dncnn.0", 3, 1, 3, 3),
+            "dncnn.2.weight": np.ones((3, 3, 3, 3)),
+            **{f"dncnn.3.{k}": np.ones(3) for k in ("weight", "bias", "running_mean", "running_var")},
+            "dncnn.5.weight": np.ones((1, 3, 3, 3)),
+        },
+        import_denoiser,
+    ),
+    "sb3-dqn": (
+        {**linear("q_net.q_net.0", 5, 4), **linear("q_net.q_net.2", 2, 5)},
+        lambda path: import_sb3(path, "X"),
+    ),
+    "sb3-ppo": (
+        {
+            **linear("mlp_extractor.policy_net.0", 5, 4),
+            **linear("mlp_extractor.value_net.0", 5, 4),
+            **linear("action_net", 2, 5),
+            **linear("value_net", 1, 5),
+        },
+        lambda path: import_sb3(path, "X"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", sorted(GOOD))
+def test_damaged_weights_are_refused_and_good_ones_read(name: str, tmp_path: Path) -> None:
+    state, read = GOOD[name]
+    rng = np.random.default_rng(0)
+    path = tmp_path / "file"
+
+    def stored(values: dict[str, np.ndarray]) -> Path:
+        storages = p.Storages()
+        p.write_torch(path, storages.state_dict(values), storages)
+        if name.startswith("sb3"):
+            path.write_bytes(sb3_with(path.read_bytes()))
+        return path
+
+    read(stored(state))
+    for _ in range(60):
+        refuses(read, stored(damaged(state, rng)))
 
 
 def test_every_truncation_of_a_good_file_is_refused(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ sb3 = pytest.importorskip(
     "stable_baselines3", reason="needs the extra sb3 (the real library to compare with)"
 )
 from stable_baselines3.common.evaluation import evaluate_policy  # noqa: E402
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor  # noqa: E402
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize  # noqa: E402
 
 ROWS = 1000
@@ -116,12 +117,13 @@ class Discretes(gym.ObservationWrapper):  # type: ignore[type-arg]
 
     def observation(self, observation: np.ndarray) -> np.ndarray:
         rng = np.random.default_rng(np.abs(observation * 1e6).astype(np.uint64))
-        return rng.integers(0, 256, self.observation_space.shape, dtype=np.uint8)
+        brightest = rng.integers(1, 256)
+        return rng.integers(0, brightest, self.observation_space.shape, dtype=np.uint8, endpoint=True)
 
 
-def _shaken(model: Any) -> Any:
+def _shaken(model: Any, seed: int = 1) -> Any:
     """Random weights instead of training: every output differs visibly."""
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for value in model.policy.parameters():
             value.add_(0.1 * torch.randn(value.shape, generator=generator))
@@ -168,7 +170,62 @@ MODELS: dict[str, Callable[[], tuple[Any, Any]]] = {
         ),
         env,
     ),
-    "ppo-cnn": lambda: (sb3.PPO("CnnPolicy", env := Discretes(), device="cpu", n_steps=8, batch_size=8), env),
+    "ppo-cnn": lambda: (
+        sb3.PPO("CnnPolicy", env := Discretes(48), device="cpu", n_steps=8, batch_size=8),
+        env,
+    ),
+    "ppo-cnn-two-extractors": lambda: (
+        sb3.PPO(
+            "CnnPolicy",
+            env := Discretes(48),
+            device="cpu",
+            n_steps=8,
+            batch_size=8,
+            policy_kwargs={"share_features_extractor": False, "net_arch": [16]},
+        ),
+        env,
+    ),
+    "ppo-sde-squashed": lambda: (
+        sb3.PPO(
+            "MlpPolicy",
+            env := gym.make("Hopper-v5"),
+            device="cpu",
+            use_sde=True,
+            policy_kwargs={"squash_output": True},
+        ),
+        env,
+    ),
+    "sac-sde": lambda: (
+        sb3.SAC(
+            "MlpPolicy",
+            env := gym.make("Pendulum-v1"),
+            device="cpu",
+            buffer_size=10,
+            use_sde=True,
+            policy_kwargs={"net_arch": [32]},
+        ),
+        env,
+    ),
+    "sac-no-hidden-layer": lambda: (
+        sb3.SAC(
+            "MlpPolicy",
+            env := gym.make("Hopper-v5"),
+            device="cpu",
+            buffer_size=10,
+            policy_kwargs={"net_arch": []},
+        ),
+        env,
+    ),
+    "td3-tanh": lambda: (
+        sb3.TD3(
+            "MlpPolicy",
+            env := gym.make("Walker2d-v5"),
+            device="cpu",
+            buffer_size=10,
+            policy_kwargs={"net_arch": [30, 20], "activation_fn": torch.nn.Tanh},
+        ),
+        env,
+    ),
     "sac": lambda: (sb3.SAC("MlpPolicy", env := gym.make("Pendulum-v1"), device="cpu", buffer_size=10), env),
     "td3": lambda: (sb3.TD3("MlpPolicy", env := gym.make("Hopper-v5"), device="cpu", buffer_size=10), env),
     "ddpg": lambda: (
@@ -181,22 +238,81 @@ MODELS: dict[str, Callable[[], tuple[Any, Any]]] = {
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_every_algorithm_acts_identically(name: str, tmp_path: Path) -> None:
     torch.set_num_threads(1)
+    torch.manual_seed(0)
     model, env = MODELS[name]()
-    _shaken(model).save(tmp_path / "model.zip")
+    rows = observations(env)
+    rows = rows if rows.ndim == 4 else rows * 5.0
+    for seed in range(20):
+        theirs = _shaken(model, seed).predict(rows, deterministic=True)[0]
+        if np.ptp(theirs.astype(float)) > 0:
+            break
+    else:
+        pytest.fail("a constant policy proves nothing")
+    model.save(tmp_path / "model.zip")
     agent = import_sb3(tmp_path / "model.zip", "CartPole-v1").agent
     assert agent.info.method == {"ddpg": "td3"}.get(name, name.split("-")[0])
-    rows = observations(env)
-    rows = rows[:60] if rows.ndim == 4 else rows * (1.0 if rows.dtype == np.uint8 else 5.0)
-    theirs = model.predict(rows, deterministic=True)[0]
     ours = SmoothedPolicy(agent).predict(rows)[0]
     assert theirs.shape == ours.shape
-    assert np.ptp(theirs.astype(float)) > 0, "a constant policy proves nothing"
+    assert len(theirs) == ROWS
     if agent.discrete:
         assert (theirs == ours).all()
     else:
         assert np.abs(theirs - ours).max() < 1e-6 * max(1.0, np.abs(theirs).max())
+    if name.startswith("dqn"):
+        with torch.no_grad():
+            wanted = model.q_net(model.policy.obs_to_tensor(rows[:50])[0])
+        assert torch.allclose(agent.forward(agent.observe(rows[:50])), wanted, rtol=1e-5, atol=1e-5)
     again = load_agent(save_agent(agent, tmp_path / "agent.safetensors"))
     assert again.digest == agent.digest
+
+
+def test_vecnormalize_of_another_algorithm_and_its_own_settings(tmp_path: Path) -> None:
+    env = VecNormalize(DummyVecEnv([lambda: gym.make("Hopper-v5")]), clip_obs=2.0, epsilon=1e-2)
+    model = sb3.SAC("MlpPolicy", env, device="cpu", buffer_size=300, learning_starts=190, seed=0)
+    model.learn(200)
+    _shaken(model).save(tmp_path / "sac.zip")
+    env.save(str(tmp_path / "stats.pkl"))
+    env.training = False
+    rows = observations(gym.make("Hopper-v5"))
+    theirs = model.predict(env.normalize_obs(rows), deterministic=True)[0]
+    agent = import_sb3(
+        tmp_path / "sac.zip", "Hopper-v5", normaliser=read_statistics(tmp_path / "stats.pkl")
+    ).agent
+    assert np.abs(env.normalize_obs(rows)).max() == 2.0
+    assert np.abs(theirs - SmoothedPolicy(agent).predict(rows)[0]).max() < 1e-6
+
+
+def test_first_layers_that_older_versions_shared(tmp_path: Path) -> None:
+    env = gym.make("Hopper-v5")
+    model = _shaken(sb3.PPO("MlpPolicy", env, device="cpu", policy_kwargs={"net_arch": [64, 32]}))
+    model.save(tmp_path / "new.zip")
+
+    def older(name: str, data: bytes) -> bytes:
+        if name != "policy.pth":
+            return data
+        state = torch.load(io.BytesIO(data), weights_only=True)
+        moved = {
+            k.replace("policy_net.0", "shared_net.0").replace("policy_net.2", "policy_net.0"): v
+            for k, v in state.items()
+            if "value_net" not in k
+        }
+        moved |= {f"mlp_extractor.value_net.0.{k}": torch.zeros(s) for k, s in _sizes(32, 64).items()}
+        moved |= {f"value_net.{k}": torch.zeros(s) for k, s in _sizes(1, 32).items()}
+        buffer = io.BytesIO()
+        torch.save(moved, buffer)
+        return buffer.getvalue()
+
+    with zipfile.ZipFile(tmp_path / "new.zip") as old, zipfile.ZipFile(tmp_path / "old.zip", "w") as new:
+        for name in old.namelist():
+            new.writestr(name, older(name, old.read(name)))
+    rows = observations(env)
+    agent = import_sb3(tmp_path / "old.zip", "Hopper-v5").agent
+    theirs = model.predict(rows, deterministic=True)[0]
+    assert np.abs(theirs - SmoothedPolicy(agent).predict(rows)[0]).max() < 1e-6
+
+
+def _sizes(outputs: int, inputs: int) -> dict[str, tuple[int, ...]]:
+    return {"weight": (outputs, inputs), "bias": (outputs,)}
 
 
 def test_one_observation_and_a_batch(tmp_path: Path) -> None:
@@ -295,6 +411,45 @@ def test_spaces_that_are_not_supported_are_named(
     )
     with pytest.raises(UserError, match=words):
         import_sb3(path, "Hopper-v5")
+
+
+class Doubled(BaseFeaturesExtractor):
+    """An extractor without a single weight, which a reader of weights alone would miss."""
+
+    def __init__(self, space: gym.spaces.Box) -> None:
+        super().__init__(space, space.shape[0])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2.0 * x
+
+
+class Own(sb3.ppo.MlpPolicy):  # type: ignore[misc]
+    pass
+
+
+def test_code_of_their_own_is_refused_even_where_the_weights_would_fit(tmp_path: Path) -> None:
+    env = gym.make("CartPole-v1")
+    for name, policy, kwargs in (
+        ("Doubled", "MlpPolicy", {"features_extractor_class": Doubled}),
+        ("test_sb3", Own, {}),
+    ):
+        sb3.PPO(policy, env, device="cpu", policy_kwargs=kwargs).save(tmp_path / "m.zip")  # type: ignore[arg-type]
+        with pytest.raises(UserError, match=f"of its own .*{name}"):
+            import_sb3(tmp_path / "m.zip", "CartPole-v1")
+    dictionary = gym.spaces.Dict({"a": gym.spaces.Box(-1, 1, (3,)), "b": gym.spaces.Box(-1, 1, (2,))})
+    for entry, words in (
+        (dictionary, "Dict"),
+        (gym.spaces.Box(-1, 1, (5,)), r"observations of shape \(5,\)"),
+    ):
+        sb3.PPO("MlpPolicy", env, device="cpu").save(tmp_path / "m.zip")
+        packed = base64.b64encode(pickle.dumps(entry)).decode()
+        path = _rewritten(
+            tmp_path / "m.zip",
+            tmp_path / "x.zip",
+            lambda d, p=packed: d["observation_space"].update({":serialized:": p}),  # type: ignore[misc]
+        )
+        with pytest.raises(UserError, match=words):
+            import_sb3(path, "CartPole-v1")
 
 
 def test_other_refusals(hopper: tuple[Any, Any, Path], tmp_path: Path) -> None:

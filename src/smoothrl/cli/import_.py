@@ -20,6 +20,18 @@ if TYPE_CHECKING:
 
 RELEASED_EPSILON = 0.075
 """The linf budget of the released ATLA and PA-ATLA trainings."""
+RELEASED_FRAMES = {"profile": "single-frame", "transpose": True}
+"""What the Q-networks of the released code see."""
+_BELONGS = {
+    "env": ("released", "sb3", "cleanrl"),
+    "method": ("released", "sb3", "cleanrl"),
+    "profile": ("released", "sb3", "cleanrl"),
+    "normaliser": ("sb3", "cleanrl"),
+    "estimate_normaliser": ("sb3", "cleanrl", "torch"),
+    "base": ("released",),
+    "sigma": ("released",),
+}
+"""Which options mean something with which source."""
 
 
 @dataclass(frozen=True)
@@ -49,15 +61,19 @@ class Options:
     """For a denoiser: whose statistics its batch normalisation uses. The paper's code uses those of the
     batch: then the agent is no function of one observation and nothing of it is certified."""
     profile: str | None = None
-    """For Atari agents: the preprocessing they were trained with (paper, standard)."""
+    """For Atari agents: the preprocessing they were trained with (standard, single-frame); see
+    docs/environments.md. Without it, released Q-networks see single transposed frames, all others standard
+    ones."""
 
 
 def main(argv: Sequence[str]) -> int:
     options = parse(Options, argv, "smoothrl import", "Bring an agent trained elsewhere.")
+    for name, sources in _BELONGS.items():
+        if getattr(options, name) is not None and options.source not in sources:
+            said = name.replace("_", "-")
+            raise UserError(f"--{said} means nothing with --from {options.source}; drop it")
     if options.source == "released":
         return _released(options)
-    if options.base is not None:
-        raise UserError("--base belongs to a released denoiser; drop it")
     return _finish(options, _foreign(options))
 
 
@@ -72,7 +88,7 @@ def _released(options: Options) -> int:
             options, guests.import_released(options.file, env_id=options.env, method=options.method)
         )
     if kind == "q-network":
-        settings = {"profile": options.profile or "paper"}
+        settings = {"profile": options.profile} if options.profile else RELEASED_FRAMES
         agent = guests.import_q_network(
             options.file, _needed_env(options), method=options.method or "dqn", env_settings=settings
         )
@@ -100,14 +116,22 @@ def _foreign(options: Options) -> Imported:
     if options.source == "torch":
         return guests.Imported(guests.run_adapter(options.file))
     env_id = _needed_env(options)
+    settings = {"profile": options.profile} if options.profile else None
     if options.source == "sb3":
-        found = guests.import_sb3(options.file, env_id, normaliser=given, method=options.method)
+        found = guests.import_sb3(
+            options.file, env_id, normaliser=given, method=options.method, env_settings=settings
+        )
         if given is None and guests.looks_normalised(options.file):
             say("note: this agent was trained with VecNormalize; without --normaliser it will act wrongly")
         return found
     box = _action_box(env_id)
     found = guests.import_cleanrl(
-        options.file, env_id, normaliser=given, action_box=box, method=options.method
+        options.file,
+        env_id,
+        normaliser=given,
+        action_box=box,
+        method=options.method,
+        env_settings=settings,
     )
     if given is None and box is not None and options.estimate_normaliser is None:
         say(

@@ -5,9 +5,9 @@ They hold no observation statistics; ppo_continuous_action learns them in a wrap
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -15,7 +15,7 @@ from smoothrl.agents.agent import Agent, AgentInfo
 from smoothrl.agents.importers.containers import TorchFile, state_dict
 from smoothrl.agents.importers.released import Imported
 from smoothrl.agents.importers.safe_pickle import Refusal
-from smoothrl.agents.importers.weights import gaussian, mlp, nature
+from smoothrl.agents.importers.weights import gaussian, mlp, nature, numbered
 from smoothrl.agents.normaliser import Normaliser
 from smoothrl.agents.parts import Part
 from smoothrl.errors import UserError
@@ -29,27 +29,23 @@ def import_cleanrl(
     normaliser: Normaliser | None = None,
     action_box: tuple[Sequence[float], Sequence[float]] | None = None,
     method: str | None = None,
+    env_settings: Mapping[str, Any] | None = None,
 ) -> Imported:
     """The agent of a CleanRL file; `action_box` is what its ClipAction wrapper clips to."""
     target = Path(path)
     if not target.is_file():
         raise UserError(f"{target}: no such file")
     try:
-        file = TorchFile(target, target.name)
+        file = TorchFile(target)
         state = state_dict(file, file.content, "the model")
         if "actor_logstd" in state:
             return _ppo(target, state, env_id, normaliser or Normaliser(), action_box, method or "ppo")
-        return Imported(_dqn(target, state, env_id, normaliser, method or "dqn"))
+        return Imported(_dqn(target, state, env_id, normaliser, method or "dqn", env_settings or {}))
     except Refusal as error:
         raise UserError(
             f"{target}: {error}; `--from cleanrl` reads .cleanrl_model files of "
             "ppo_continuous_action, dqn and dqn_atari (the PyTorch ones)"
         ) from error
-
-
-def _layers(state: Mapping[str, Tensor], prefix: str) -> list[str]:
-    pattern = re.compile(re.escape(prefix) + r"\.(\d{1,3})\.weight")
-    return [f"{prefix}.{i}" for i in sorted(int(m[1]) for m in map(pattern.fullmatch, state) if m)]
 
 
 def _ppo(
@@ -60,15 +56,14 @@ def _ppo(
     box: tuple[Sequence[float], Sequence[float]] | None,
     method: str,
 ) -> Imported:
-    mean = mlp(state, _layers(state, "actor_mean"), "tanh", "the policy")
+    mean = mlp(state, numbered(state, "actor_mean"), "tanh", "the policy")
     policy: nn.Module = gaussian(mean, state["actor_logstd"], "the policy")
     observations, *_, actions = mean.sizes
-    if normaliser.kind == "moments" and normaliser.mean.shape != (observations,):
-        raise Refusal(
-            f"the statistics are of shape {normaliser.mean.shape}, its observations ({observations},)"
-        )
+    _check_statistics(normaliser, (observations,))
     low, high = box or ((), ())
     if box is not None:
+        if len(low) != actions:
+            raise Refusal(f"{env_id} takes {len(low)} continuous actions, its policy gives {actions}")
         policy = Bounded(policy, "clip", low, high)
     info = AgentInfo(
         method=method,
@@ -82,12 +77,22 @@ def _ppo(
     )
     agent = Agent(policy, normaliser, info)
     about = {"env_id": env_id, "victim": agent.digest, "origin": "cleanrl"}
-    critic = mlp(state, _layers(state, "critic"), "tanh", "the critic")
+    critic = mlp(state, numbered(state, "critic"), "tanh", "the critic")
     return Imported(agent, {"critic": Part("critic", critic, about)})
 
 
+def _check_statistics(normaliser: Normaliser, shape: tuple[int, ...]) -> None:
+    if normaliser.kind == "moments" and normaliser.mean.shape != shape:
+        raise Refusal(f"the statistics are of shape {normaliser.mean.shape}, its observations of {shape}")
+
+
 def _dqn(
-    path: Path, state: Mapping[str, Tensor], env_id: str, normaliser: Normaliser | None, method: str
+    path: Path,
+    state: Mapping[str, Tensor],
+    env_id: str,
+    normaliser: Normaliser | None,
+    method: str,
+    env_settings: Mapping[str, Any],
 ) -> Agent:
     first = state.get("network.0.weight")
     if first is None:
@@ -105,14 +110,16 @@ def _dqn(
         shape, actions = (int(first.shape[1]), 84, 84), int(renamed["advantage.2.weight"].shape[0])
         normaliser = Normaliser("scale", 1.0 / 255.0)
     else:
-        q = mlp(state, _layers(state, "network"), "relu", "the Q-network")
+        q = mlp(state, numbered(state, "network"), "relu", "the Q-network")
         network, shape, actions = q, (q.sizes[0],), q.sizes[-1]
+        _check_statistics(normaliser or Normaliser(), shape)
     info = AgentInfo(
         method=method,
         env_id=env_id,
         action_kind="discrete",
         actions=actions,
         observation_shape=shape,
+        env_settings=dict(env_settings),
         notes={"origin": "cleanrl", "file": path.name},
     )
     return Agent(network, normaliser or Normaliser(), info)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import zipfile
 import zlib
@@ -29,10 +30,11 @@ MAX_ENTRIES = 10_000
 MAX_TOTAL = 1 << 30
 """Bytes of all entries of one file together."""
 MAX_REUSE = 4
-"""Tensors may share storages, but all together they hold at most this many times the file's numbers."""
+"""Tensors may share storages, but all together they hold at most this many times the bytes on the disk."""
 MAX_RATIO = 100
 """A compressed entry may grow by this factor; weights hardly compress at all."""
 
+_ENTRY = b"PK\x01\x02"
 _MAGIC, _VERSION = 0x1950A86A20F9469CFC6C, 1001
 _STORAGES: Mapping[str, str] = {
     "torch.FloatStorage": "<f4",
@@ -56,11 +58,17 @@ TORCH_NAMES = frozenset(_STORAGES) | {
 class Archive:
     """A zip file whose promises were checked before anything is read."""
 
-    def __init__(self, source: str | Path | IO[bytes], label: str) -> None:
-        self.label = label
+    def __init__(self, source: str | Path | IO[bytes]) -> None:
         try:
+            if isinstance(source, (str, Path)):
+                with Path(source).open("rb") as stream:
+                    _count_entries(stream)
+            else:
+                _count_entries(source)
             self.zip = zipfile.ZipFile(source)
             self.entries = {info.filename: info for info in self.zip.infolist()}
+        except Refusal:
+            raise
         except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, EOFError) as error:
             raise Refusal(f"no zip file, or a truncated one ({error})") from error
         self._check()
@@ -101,6 +109,19 @@ class Archive:
         return data
 
 
+def _count_entries(stream: IO[bytes]) -> None:
+    """Refuse too large a file or too long a directory before zipfile builds a record of each entry."""
+    found, size, tail = 0, 0, b""
+    while block := stream.read(1 << 20):
+        found += (tail + block).count(_ENTRY)
+        size, tail = size + len(block), block[1 - len(_ENTRY) :]
+        if size > MAX_TOTAL:
+            raise Refusal(f"more than {MAX_TOTAL:,} bytes")
+        if found > MAX_ENTRIES:
+            raise Refusal(f"the zip has more than {MAX_ENTRIES:,} entries")
+    stream.seek(0)
+
+
 @dataclass(frozen=True)
 class StorageRef:
     """A block of numbers in the file."""
@@ -118,8 +139,8 @@ class StorageRef:
 class _ZipStorages:
     """The file of torch.save since 1.6: a zip with a pickle and one entry a storage."""
 
-    def __init__(self, source: str | Path | IO[bytes], label: str, names: frozenset[str]) -> None:
-        self.archive = Archive(source, label)
+    def __init__(self, source: str | Path | IO[bytes], names: frozenset[str]) -> None:
+        self.archive = Archive(source)
         pickles = [n for n in self.archive.entries if n.count("/") == 1 and n.endswith("/data.pkl")]
         if len(pickles) != 1:
             raise Refusal("no file that torch.save writes: it has no data.pkl")
@@ -129,7 +150,7 @@ class _ZipStorages:
             if order != b"little":
                 raise Refusal("numbers in another byte order than little-endian")
         self.content = read_pickle(self.archive.read(pickles[0], MAX_STREAM), names, self._storage)
-        self.total = sum(info.file_size for info in self.archive.entries.values())
+        self.total = sum(info.compress_size for info in self.archive.entries.values())
 
     def _storage(self, reference: Any) -> StorageRef:
         found = _reference(reference)
@@ -168,10 +189,11 @@ class _StreamStorages:
         head = stream.read(8)
         if storage is None or len(head) != 8 or int.from_bytes(head, "little") != storage.count:
             raise Refusal("its storages are not as long as they claim")
-        data = stream.read(storage.size)
-        if len(data) != storage.size:
+        at = stream.tell()
+        if storage.size > stream.seek(0, io.SEEK_END) - at:
             raise Refusal(f"a truncated file: storage {key[:40]!r} is cut off")
-        return key, data
+        stream.seek(at)
+        return key, stream.read(storage.size)
 
     def read(self, storage: StorageRef) -> bytes:
         if storage.key not in self.blocks:
@@ -195,28 +217,22 @@ def _reference(reference: Any) -> StorageRef:
 class TorchFile:
     """What torch.save wrote: `content` holds plain values and nodes, `tensor` reads one tensor."""
 
-    def __init__(
-        self, source: str | Path | IO[bytes], label: str, names: frozenset[str] = frozenset()
-    ) -> None:
+    def __init__(self, source: str | Path | IO[bytes], names: frozenset[str] = frozenset()) -> None:
         known = TORCH_NAMES | NUMPY_NAMES | names
         self._spent = 0
-        self._storages = self._open(source, label, known)
+        self._storages = self._open(source, known)
         self.content = self._storages.content
 
     @staticmethod
-    def _open(
-        source: str | Path | IO[bytes], label: str, names: frozenset[str]
-    ) -> _ZipStorages | _StreamStorages:
+    def _open(source: str | Path | IO[bytes], names: frozenset[str]) -> _ZipStorages | _StreamStorages:
         if not isinstance(source, (str, Path)):
-            return _ZipStorages(source, label, names)
+            return _ZipStorages(source, names)
         if Path(source).stat().st_size > MAX_TOTAL:
             raise Refusal(f"more than {MAX_TOTAL:,} bytes")
         with Path(source).open("rb") as stream:
             start = stream.read(2)
             stream.seek(0)
-            return (
-                _ZipStorages(source, label, names) if start != b"\x80\x02" else _StreamStorages(stream, names)
-            )
+            return _ZipStorages(source, names) if start != b"\x80\x02" else _StreamStorages(stream, names)
 
     def tensor(self, value: Any, what: str = "tensor") -> Tensor:
         """The tensor a node describes: a checked view of its storage, copied."""

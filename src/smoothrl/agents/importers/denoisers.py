@@ -8,13 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from smoothrl.agents.agent import Agent, AgentInfo, Smoothing
 from smoothrl.agents.importers.containers import TorchFile, state_dict
 from smoothrl.agents.importers.safe_pickle import Refusal
-from smoothrl.agents.importers.weights import nature
+from smoothrl.agents.importers.weights import adopted, nature
 from smoothrl.agents.normaliser import Normaliser
 from smoothrl.agents.parts import Part
 from smoothrl.errors import UserError
@@ -31,7 +30,7 @@ def import_denoiser(path: str | Path, statistics: Statistics = "frozen") -> Part
     if not target.is_file():
         raise UserError(f"{target}: no such file")
     try:
-        file = TorchFile(target, target.name)
+        file = TorchFile(target)
         network = _denoiser(state_dict(file, file.content, "the denoiser"), statistics)
     except Refusal as error:
         raise UserError(f"{target}: {error}; `--from released` reads the released .pth denoisers") from error
@@ -62,21 +61,23 @@ def _denoiser(state: Mapping[str, Tensor], statistics: Statistics) -> DnCNN:
             if re.fullmatch(r"dncnn\.\d{1,4}\.weight", k) and v.ndim == 4
         )
     )
-    if len(convolutions) < 3 or "dncnn.0.weight" not in state:
+    if len(convolutions) < 3 or convolutions[0] != 0:
         raise Refusal("no released denoiser: its convolutions are missing")
     width, channels = state["dncnn.0.weight"].shape[:2]
-    with torch.device("meta"):
-        network = DnCNN(channels, width, len(convolutions), statistics)
-    wanted = network.state_dict()
-    found = {}
-    for name, value in wanted.items():
-        tensor = state.get(name.replace("net.", "dncnn.", 1))
-        if tensor is None or tensor.shape != value.shape:
-            raise Refusal(f"tensor {name!r} of the denoiser is missing or has another shape")
-        if not bool(torch.isfinite(tensor).all()):
-            raise Refusal(f"tensor {name!r} of the denoiser is not finite")
-        found[name] = tensor.float().contiguous()
-    network.load_state_dict(found, assign=True)
+    description = {
+        "kind": "dncnn",
+        "channels": channels,
+        "width": width,
+        "depth": len(convolutions),
+        "statistics": statistics,
+    }
+    found = {
+        name.replace("dncnn.", "net.", 1): value
+        for name, value in state.items()
+        if not name.endswith(".num_batches_tracked")
+    }
+    network = adopted(description, found, "the denoiser")
+    assert isinstance(network, DnCNN)
     frozen(network)
     return network
 
@@ -126,8 +127,10 @@ def import_q_network(
 ) -> Agent:
     """A Q-network of the same authors and their predecessors (SA-DQN, RADIAL): the dueling Nature CNN."""
     target = Path(path)
+    if not target.is_file():
+        raise UserError(f"{target}: no such file")
     try:
-        file = TorchFile(target, target.name)
+        file = TorchFile(target)
         state = {
             k.removeprefix("module.").removeprefix("features."): v
             for k, v in state_dict(file, file.content, "the Q-network").items()

@@ -113,7 +113,7 @@ def import_released(path: str | Path, *, env_id: str | None = None, method: str 
 def _read_checkpoint(path: Path) -> _Checkpoint:
     if not path.is_file():
         raise UserError(f"{path}: no such file")
-    file = TorchFile(path, path.name, NAMES)
+    file = TorchFile(path, NAMES)
     content = entries(file.content, "the checkpoint")
     if "policy_model" not in content or "envs" not in content:
         raise Refusal("no released checkpoint: policy_model and envs are missing")
@@ -147,7 +147,7 @@ def _running(holder: Any, what: str) -> tuple[int, np.ndarray[Any, Any], np.ndar
         raise Refusal(f"the count of the {what} makes no sense")
     mean = array(values.get("_M"), f"mean of the {what}").astype(np.float64)
     squares = array(values.get("_S"), f"variance of the {what}").astype(np.float64)
-    if mean.shape != squares.shape or not np.isfinite(mean).all() or not (squares >= 0).all():
+    if mean.shape != squares.shape or not np.isfinite([mean, squares]).all() or not (squares >= 0).all():
         raise Refusal(f"the {what} makes no sense")
     return int(count.item()), mean, squares
 
@@ -156,7 +156,7 @@ def _statistics(env: Node) -> tuple[Normaliser, dict[str, Any]]:
     held = env.attributes()
     count, mean, squares = _running(held.get("state_filter"), "observation filter")
     std = np.sqrt(squares / (count - 1))
-    if mean.ndim != 1 or not np.isfinite(std).all():
+    if mean.ndim != 1:
         raise Refusal("the observation filter makes no sense")
     observation_filter = held["state_filter"].attributes()
     clip = observation_filter.get("clip")
@@ -187,7 +187,8 @@ def _chosen_method(path: Path, found: _Checkpoint, method: str | None, observati
     adversary = found.networks.get("adversary_policy_model")
     inside = None
     if adversary is not None:
-        inside = "atla" if adversary["log_stdev"].numel() == observations else "pa-atla"
+        outputs = _policy(adversary, "the adversary").mean.sizes[-1]
+        inside = "atla" if outputs == observations else "pa-atla"
     elif "q_model" in found.networks:
         inside = "wocar"
     said = {p for p in ("atla", "pa-atla", "wocar") if p in name.lower().split("+")}
@@ -201,7 +202,7 @@ def _chosen_method(path: Path, found: _Checkpoint, method: str | None, observati
 
 
 def _assembled(path: Path, found: _Checkpoint, env_id: str | None, method: str | None) -> Imported:
-    policy = _policy(found.networks["policy_model"], "the policy")
+    policy = _policy(found.networks.get("policy_model", {}), "the policy")
     observations, *_, actions = policy.mean.sizes
     if found.normaliser.mean.shape != (observations,):
         raise Refusal("the observation filter does not fit the policy")
@@ -265,7 +266,7 @@ def kind_of(path: str | Path) -> Kind:
     if not target.is_file():
         raise UserError(f"{target}: no such file")
     try:
-        content = entries(TorchFile(target, target.name, NAMES).content, "the file")
+        content = entries(TorchFile(target, NAMES).content, "the file")
     except Refusal as error:
         raise UserError(f"{target}: {error}; `--from released` reads .model and .pth files") from error
     if "policy_model" in content:

@@ -7,11 +7,12 @@ Whatever it does not know is refused by name. Sizes are checked before memory is
 
 from __future__ import annotations
 
+import io
 import math
 import pickletools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +20,9 @@ import numpy.typing as npt
 from smoothrl.errors import UserError
 
 MAX_STREAM = 32 << 20
-"""Bytes of one pickle; agents need a few thousand, the tensors lie outside it."""
-MAX_OPCODES = 1_000_000
+"""Bytes of one pickle, and of all that its encoded texts unfold to; agents need a few thousand, the tensors
+lie outside it."""
+MAX_OPCODES = 200_000
 MAX_NODES_OF_ARRAY = 1 << 26
 """Elements of one array."""
 MAX_DIMENSIONS = 8
@@ -96,6 +98,7 @@ class _Machine:
         self.names, self.persistent = names, persistent
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
+        self.encoded = 0
 
     def pop(self) -> Any:
         if not self.stack or self.stack[-1] is _MARK:
@@ -136,7 +139,8 @@ class _Machine:
         if not isinstance(into, dict) or len(pairs) % 2:
             raise Refusal(f"the pickle sets items on {brief(target)}")
         for key, value in zip(pairs[::2], pairs[1::2], strict=True):
-            if not isinstance(key, (str, int, float, bool, bytes, type(None))):
+            small = isinstance(key, int) and abs(key) < 1 << 31
+            if not small and not isinstance(key, (str, bytes, type(None))):
                 raise Refusal(f"the pickle uses {brief(key)} as a key")
             into[key] = value
 
@@ -149,7 +153,21 @@ class _Machine:
     def make(self, args: Any, maker: Any) -> None:
         if not isinstance(maker, Name) or not isinstance(args, tuple):
             raise Refusal(f"the pickle calls {brief(maker)}")
-        self.stack.append(_made(maker.path, args))
+        self.stack.append(self.bytes_of(args) if maker.path == "_codecs.encode" else Node(maker.path, args))
+
+    def bytes_of(self, args: tuple[Any, ...]) -> bytes:
+        """Bytes the way protocol 2 has them, as Latin-1 text. A text kept once can be encoded many times."""
+        text = args[0] if args else None
+        codec = args[1] if len(args) == 2 else None
+        if not isinstance(text, str) or codec not in ("latin1", "latin-1"):
+            raise Refusal("the pickle encodes something other than bytes as text")
+        self.encoded += len(text)
+        if self.encoded > MAX_STREAM:
+            raise Refusal(f"the pickle unfolds to more than {MAX_STREAM:,} bytes")
+        try:
+            return text.encode("latin-1")
+        except UnicodeEncodeError as error:
+            raise Refusal("the pickle holds bytes that are none") from error
 
     def build(self) -> None:
         state, target = self.pop(), self.top()
@@ -232,18 +250,24 @@ def _drop_marked(machine: _Machine) -> None:
     machine.to_mark()
 
 
-def _made(path: str, args: tuple[Any, ...]) -> Any:
-    """What a call would have given: bytes for encoded text, a record for everything else."""
-    if path == "_codecs.encode":
-        text = args[0] if args else None
-        codec = args[1] if len(args) == 2 else None
-        if not isinstance(text, str) or codec not in ("latin1", "latin-1"):
-            raise Refusal("the pickle encodes something other than bytes as text")
-        try:
-            return text.encode("latin-1")
-        except UnicodeEncodeError as error:
-            raise Refusal("the pickle holds bytes that are none") from error
-    return Node(path, args)
+class _Bounded:
+    """A stream of which no more than MAX_STREAM bytes are taken, however many a pickle in it claims."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self.stream, self.left = stream, MAX_STREAM
+
+    def read(self, count: int) -> bytes:
+        self.left -= count
+        if self.left < 0:
+            raise Refusal(f"the pickle claims more than the {MAX_STREAM:,} bytes an agent may need")
+        return self.stream.read(count)
+
+    def readline(self) -> bytes:
+        line = self.stream.readline(self.left + 1)
+        self.left -= len(line)
+        if self.left < 0:
+            raise Refusal(f"the pickle claims more than the {MAX_STREAM:,} bytes an agent may need")
+        return line
 
 
 def read_pickle(data: bytes | IO[bytes], names: frozenset[str], persistent: Persistent | None = None) -> Any:
@@ -253,10 +277,11 @@ def read_pickle(data: bytes | IO[bytes], names: frozenset[str], persistent: Pers
     """
     if isinstance(data, bytes) and len(data) > MAX_STREAM:
         raise Refusal(f"the pickle has {len(data):,} bytes, more than the {MAX_STREAM:,} an agent may need")
+    source = _Bounded(io.BytesIO(data) if isinstance(data, bytes) else data)
     machine = _Machine(names, persistent)
     count = 0
     try:
-        for opcode, arg, _ in pickletools.genops(data):
+        for opcode, arg, _ in pickletools.genops(cast(IO[bytes], source)):
             count += 1
             if count > MAX_OPCODES:
                 raise Refusal(f"the pickle has more than {MAX_OPCODES:,} instructions")
@@ -266,7 +291,7 @@ def read_pickle(data: bytes | IO[bytes], names: frozenset[str], persistent: Pers
             handler(machine, arg)
     except Refusal:
         raise
-    except (ValueError, KeyError, IndexError, OverflowError, UnicodeError, MemoryError) as error:
+    except (ValueError, KeyError, IndexError, OverflowError, UnicodeError) as error:
         raise Refusal(f"no pickle, or a truncated one ({type(error).__name__})") from error
     if len(machine.stack) != 1:
         raise Refusal("the pickle ends in the middle of something")

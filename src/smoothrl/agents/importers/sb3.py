@@ -25,11 +25,11 @@ from smoothrl.agents.importers.containers import Archive, TorchFile, entries, st
 from smoothrl.agents.importers.released import Imported
 from smoothrl.agents.importers.safe_pickle import MAX_STREAM, Node, Refusal, array, brief, read_pickle
 from smoothrl.agents.importers.statistics import SPACE_NAMES, number
-from smoothrl.agents.importers.weights import chain_of, gaussian, mlp, nature
+from smoothrl.agents.importers.weights import chain_of, check_fits, gaussian, mlp, nature, numbered
 from smoothrl.agents.normaliser import Normaliser
 from smoothrl.agents.parts import Part
 from smoothrl.errors import UserError
-from smoothrl.networks import MLP, Bounded
+from smoothrl.networks import MLP, Bounded, Description
 
 Algorithm = Literal["ppo", "a2c", "dqn", "sac", "td3"]
 _ACTIVATION = re.compile(r"torch\.nn\.modules\.activation\.(\w+)")
@@ -43,6 +43,11 @@ _KNOWN_ACTIVATIONS = {
     "Sigmoid": "sigmoid",
     "Softplus": "softplus",
 }
+
+
+_EXTRACTORS = frozenset(
+    f"<class 'stable_baselines3.common.torch_layers.{name}'>" for name in ("FlattenExtractor", "NatureCNN")
+)
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,12 @@ class _Model:
 
 
 def import_sb3(
-    path: str | Path, env_id: str, *, normaliser: Normaliser | None = None, method: str | None = None
+    path: str | Path,
+    env_id: str,
+    *,
+    normaliser: Normaliser | None = None,
+    method: str | None = None,
+    env_settings: Mapping[str, Any] | None = None,
 ) -> Imported:
     """The agent of a PPO, A2C, DQN, SAC, TD3 or DDPG zip; `normaliser` is that of its VecNormalize."""
     target = Path(path)
@@ -72,7 +82,8 @@ def import_sb3(
         raise UserError(f"{target}: no such file")
     try:
         model = _read(target)
-        return _assembled(target, model, env_id, normaliser, method)
+        origin = {"origin": "stable-baselines3", "file": target.name}
+        return _assembled(model, env_id, normaliser, method, env_settings or {}, origin)
     except Refusal as error:
         raise UserError(
             f"{target}: {error}; `--from sb3` reads what model.save of Stable-Baselines3 PPO, A2C, DQN, SAC "
@@ -81,7 +92,7 @@ def import_sb3(
 
 
 def _read(path: Path) -> _Model:
-    archive = Archive(path, path.name)
+    archive = Archive(path)
     text = archive.read("data", MAX_STREAM)
     try:
         data = json.loads(text)
@@ -89,7 +100,8 @@ def _read(path: Path) -> _Model:
         raise Refusal("its `data` is not JSON") from error
     if not isinstance(data, dict):
         raise Refusal("its `data` is not an object")
-    weights = TorchFile(io.BytesIO(archive.read("policy.pth")), path.name)
+    _refuse_own_code(data)
+    weights = TorchFile(io.BytesIO(archive.read("policy.pth")))
     wanted = {
         k: v
         for k, v in entries(weights.content, "policy.pth").items()
@@ -101,6 +113,19 @@ def _read(path: Path) -> _Model:
         _space(data.get("observation_space"), "observation"),
         _space(data.get("action_space"), "action"),
     )
+
+
+def _refuse_own_code(data: Mapping[str, Any]) -> None:
+    """A policy or feature extractor from outside the library computes what only its own code knows."""
+    policy = data.get("policy_class")
+    module = policy.get("__module__") if isinstance(policy, dict) else None
+    if isinstance(module, str) and not module.startswith("stable_baselines3."):
+        raise Refusal(
+            f"a policy class of its own (of {brief(module)}), which only its authors' code can build"
+        )
+    extractor = _policy_settings(data).get("features_extractor_class")
+    if extractor is not None and extractor not in _EXTRACTORS:
+        raise Refusal(f"a feature extractor of its own ({brief(extractor)}), which only its code can build")
 
 
 def _space(entry: Any, what: str) -> _Space:
@@ -136,10 +161,10 @@ def algorithm(state: Mapping[str, Tensor], data: Mapping[str, Any]) -> Algorithm
     """Which algorithm wrote the file, by the names of its layers."""
     if any(k.startswith("q_net.q_net.") for k in state):
         return "dqn"
-    if "actor.latent_pi.0.weight" in state:
+    if any(k in state for k in ("actor.latent_pi.0.weight", "actor.log_std", "actor.log_std.weight")):
         return "sac"
     if any(re.fullmatch(r"actor\.mu\.\d+\.weight", k) for k in state):
-        return "sac" if "actor.log_std" in state else "td3"
+        return "td3"
     if "action_net.weight" in state:
         return "ppo" if "clip_range" in data else "a2c"
     raise Refusal("an algorithm whose policy is not known here")
@@ -160,37 +185,35 @@ def _activation(data: Mapping[str, Any], default: str) -> str:
     return _KNOWN_ACTIVATIONS[match[1]]
 
 
-def _numbered(state: Mapping[str, Tensor], prefix: str) -> list[str]:
-    """Names of the layers prefix.0, prefix.2, ... in order."""
-    pattern = re.compile(re.escape(prefix) + r"\.(\d{1,3})\.weight")
-    found = sorted(int(m[1]) for m in map(pattern.fullmatch, state) if m)
-    return [f"{prefix}.{i}" for i in found]
-
-
-_BODIES: Mapping[Algorithm, tuple[str, tuple[str, ...], str, str]] = {
-    "ppo": ("mlp_extractor.policy_net", ("action_net",), "tanh", ""),
-    "a2c": ("mlp_extractor.policy_net", ("action_net",), "tanh", ""),
-    "dqn": ("q_net.q_net", (), "relu", "q_net."),
-    "sac": ("actor.latent_pi", ("actor.mu",), "relu", "actor."),
-    "td3": ("actor.mu", (), "relu", "actor."),
+_BODIES: Mapping[Algorithm, tuple[tuple[str, ...], tuple[str, ...], str, str]] = {
+    "ppo": (("mlp_extractor.shared_net", "mlp_extractor.policy_net"), ("action_net",), "tanh", ""),
+    "a2c": (("mlp_extractor.shared_net", "mlp_extractor.policy_net"), ("action_net",), "tanh", ""),
+    "dqn": (("q_net.q_net",), (), "relu", "q_net."),
+    "sac": (("actor.latent_pi",), ("actor.mu",), "relu", "actor."),
+    "td3": (("actor.mu",), (), "relu", "actor."),
 }
-"""Of each algorithm: hidden layers, head, default activation, where its feature extractor lies."""
+"""Of each algorithm: hidden layers, head, default activation, where its feature extractor lies. Before
+version 1.8 PPO and A2C could share their first layers."""
 
 
 def _network(model: _Model, kind: Algorithm) -> nn.Module:
-    prefix, head, default, place = _BODIES[kind]
-    layers = [*_numbered(model.state, prefix), *head]
+    prefixes, head, default, place = _BODIES[kind]
     act = _activation(model.data, default)
+    last: list[Description] = []
+    if kind == "sac" and "actor.mu.0.weight" in model.state:
+        clip = number(_policy_settings(model.data).get("clip_mean", 2.0), "clip_mean")
+        head, last = ("actor.mu.0",), [{"layer": "hardtanh", "min_val": -clip, "max_val": clip}]
+    layers = [name for prefix in prefixes for name in numbered(model.state, prefix)] + list(head)
     features = _features(model.state, place)
     if features is not None:
-        return _image_network(model, features, layers, act)
+        return _image_network(model, features, layers, act, last)
     if any(".features_extractor." in f".{k}" for k in model.state):
         raise Refusal("a feature extractor of its own, which only its authors' code can build")
     if len(model.observation.shape) != 1:
         raise Refusal(f"observations of shape {model.observation.shape} without a CNN are not supported")
-    if act in ("tanh", "relu"):
+    if act in ("tanh", "relu") and not last:
         return mlp(model.state, layers, act, "the policy")
-    return chain_of(model.state, [], layers, act, "the policy")
+    return chain_of(model.state, [], layers, act, "the policy", last)
 
 
 def _features(state: Mapping[str, Tensor], place: str) -> str | None:
@@ -200,10 +223,12 @@ def _features(state: Mapping[str, Tensor], place: str) -> str | None:
     return None
 
 
-def _image_network(model: _Model, features: str, layers: list[str], act: str) -> nn.Module:
+def _image_network(
+    model: _Model, features: str, layers: list[str], act: str, last: list[Description]
+) -> nn.Module:
     """SB3's NatureCNN; where nothing stands between it and the head it is our own, without the duel."""
     convolutions = [f"{features}.cnn.{i}" for i in (0, 2, 4)]
-    if len(layers) == 1 and model.observation.shape[1:] == (84, 84):
+    if len(layers) == 1 and not last and model.observation.shape[1:] == (84, 84):
         renamed = {f"cnn.{i}": f"{features}.cnn.{i}" for i in (0, 2, 4)}
         renamed |= {"advantage.0": f"{features}.linear.0", "advantage.2": layers[0]}
         found = {
@@ -213,19 +238,10 @@ def _image_network(model: _Model, features: str, layers: list[str], act: str) ->
             if f"{theirs}.{name}" in model.state
         }
         return nature(found, "the policy")
-    return chain_of(model.state, convolutions, [f"{features}.linear.0", *layers], act, "the policy")
+    return chain_of(model.state, convolutions, [f"{features}.linear.0", *layers], act, "the policy", last)
 
 
 # ------------------------------------------------------------------------------------- the agent
-
-
-def _refuse_unsupported(model: _Model, kind: Algorithm) -> None:
-    settings = _policy_settings(model.data)
-    sde = str(settings.get("use_sde", "False")) == "True" or model.data.get("use_sde") is True
-    if sde and (kind == "sac" or str(settings.get("squash_output", "False")) == "True"):
-        raise Refusal("state-dependent exploration with a squashed mean, which is not supported")
-    if kind in ("sac", "td3") and model.action.kind != "box":
-        raise Refusal("discrete actions of a continuous algorithm")
 
 
 def _bounded(network: nn.Module, action: _Space, how: Literal["clip", "tanh"]) -> nn.Module:
@@ -255,33 +271,43 @@ def _normaliser(model: _Model, given: Normaliser | None) -> Normaliser:
 
 
 def _assembled(
-    path: Path, model: _Model, env_id: str, normaliser: Normaliser | None, method: str | None
+    model: _Model,
+    env_id: str,
+    normaliser: Normaliser | None,
+    method: str | None,
+    env_settings: Mapping[str, Any],
+    origin: Mapping[str, Any],
 ) -> Imported:
     kind = algorithm(model.state, model.data)
-    _refuse_unsupported(model, kind)
-    network = _network(model, kind)
     continuous = model.action.kind == "box"
+    if continuous != (kind in ("sac", "td3")) and kind not in ("ppo", "a2c"):
+        raise Refusal(f"actions of a kind that {kind} does not have")
+    if continuous and len(model.action.shape) != 1:
+        raise Refusal(f"actions of shape {model.action.shape} are not supported")
+    actions = model.action.shape[0] if continuous else model.action.count
+    network = _network(model, kind)
+    check_fits(network, model.observation.shape, actions, "the policy")
     if continuous:
-        if len(model.action.shape) != 1:
-            raise Refusal(f"actions of shape {model.action.shape} are not supported")
         if (
             isinstance(network, MLP)
             and model.state.get("log_std") is not None
             and model.state["log_std"].ndim == 1
         ):
             network = gaussian(network, model.state["log_std"], "the policy")
-        network = _bounded(network, model.action, "tanh" if kind in ("sac", "td3") else "clip")
+        squashed = kind in ("sac", "td3") or _policy_settings(model.data).get("squash_output") is True
+        network = _bounded(network, model.action, "tanh" if squashed else "clip")
     steps = model.data.get("num_timesteps")
     info = AgentInfo(
         method=method or kind,
         env_id=env_id,
         action_kind="continuous" if continuous else "discrete",
-        actions=model.action.shape[0] if continuous else model.action.count,
+        actions=actions,
         observation_shape=model.observation.shape,
         action_low=_box_side(model.action.low) if continuous else (),
         action_high=_box_side(model.action.high) if continuous else (),
         steps=steps if type(steps) is int else 0,
-        notes={"origin": "stable-baselines3", "file": path.name, "algorithm": kind},
+        env_settings=dict(env_settings),
+        notes={**origin, "algorithm": kind},
     )
     agent = Agent(network, _normaliser(model, normaliser), info)
     return Imported(agent, _critic(model, kind, agent))
@@ -297,7 +323,8 @@ def _critic(model: _Model, kind: Algorithm, agent: Agent) -> dict[str, Part]:
     act = _activation(model.data, "tanh")
     if kind not in ("ppo", "a2c") or act not in ("tanh", "relu") or len(model.observation.shape) != 1:
         return {}
-    layers = [*_numbered(model.state, "mlp_extractor.value_net"), "value_net"]
+    hidden = ("mlp_extractor.shared_net", "mlp_extractor.value_net")
+    layers = [*(name for prefix in hidden for name in numbered(model.state, prefix)), "value_net"]
     about = {"env_id": agent.info.env_id, "victim": agent.digest, "origin": "stable-baselines3"}
     return {"critic": Part("critic", mlp(model.state, layers, act, "the critic"), about)}
 
@@ -305,7 +332,7 @@ def _critic(model: _Model, kind: Algorithm, agent: Agent) -> dict[str, Part]:
 def looks_normalised(path: str | Path) -> bool:
     """Whether the zip of a PPO or A2C agent says that it saw observations normalised by VecNormalize."""
     try:
-        data = json.loads(Archive(path, str(path)).read("data", MAX_STREAM))
+        data = json.loads(Archive(path).read("data", MAX_STREAM))
     except (Refusal, ValueError, RecursionError):
         return False
     on_policy = isinstance(data, dict) and "gae_lambda" in data

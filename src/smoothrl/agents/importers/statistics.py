@@ -18,6 +18,7 @@ from smoothrl.agents.importers.safe_pickle import (
     Refusal,
     array,
     brief,
+    checked_shape,
     read_pickle,
 )
 from smoothrl.agents.normaliser import Normaliser
@@ -95,7 +96,7 @@ def number(value: Any, what: str) -> float:
 
 
 def _from_npz(path: Path) -> Normaliser:
-    archive = Archive(path, path.name)
+    archive = Archive(path)
     found = {
         name.removesuffix(".npy"): _npy(archive.read(name, _MAX_STATISTICS), name)
         for name in archive.entries
@@ -120,9 +121,12 @@ def _npy(data: bytes, what: str) -> npt.NDArray[Any]:
         if read is None:
             raise Refusal(f"{what[:40]!r} is of a format that is not read")
         shape, _, dtype = read(stream)
-    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
+        count = checked_shape(shape, what[:40])
+    except Refusal:
+        raise
+    except (ValueError, SyntaxError, TypeError, RecursionError) as error:
         raise Refusal(f"{what[:40]!r} is no array") from error
     rest = stream.read()
-    if dtype.kind not in "fiu" or math.prod(shape) * dtype.itemsize != len(rest) or not rest:
+    if dtype.kind not in "fiu" or count * dtype.itemsize != len(rest) or not rest:
         raise Refusal(f"{what[:40]!r} is not an array of numbers of the size it claims")
     return np.frombuffer(rest, dtype).reshape(shape).copy()

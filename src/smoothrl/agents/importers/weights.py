@@ -1,100 +1,154 @@
-"""From named tensors to the networks of this house, shapes and numbers checked."""
+"""From named tensors to the networks of this house: shapes and numbers are checked, then the tensors adopted.
+
+Nothing is allocated for what a file merely claims: networks are built without memory first.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from smoothrl.agents.file import network_from_state
 from smoothrl.agents.importers.safe_pickle import Refusal
-from smoothrl.networks import MLP, Chain, GaussianPolicy, NatureQ
+from smoothrl.errors import UserError
+from smoothrl.networks import MLP, Chain, Description, GaussianPolicy, NatureQ
+
+State = Mapping[str, Tensor]
 
 
-def mlp(state: Mapping[str, Tensor], layers: list[str], activation: str, what: str) -> MLP:
-    """The MLP of these weights; the layers are named in order."""
-    weights = []
-    for name in layers:
-        weight, bias = state.get(f"{name}.weight"), state.get(f"{name}.bias")
-        if weight is None or bias is None or weight.ndim != 2 or bias.shape != weight.shape[:1]:
-            raise Refusal(f"{what} has no fitting weight and bias {name!r}")
-        weights.append((weight.float(), bias.float()))
-    sizes = [weights[0][0].shape[1], *(w.shape[0] for w, _ in weights)]
-    if any(w.shape[1] != size for (w, _), size in zip(weights, sizes, strict=False)):
-        raise Refusal(f"the layers of {what} do not fit together")
-    if not all(bool(torch.isfinite(t).all()) for pair in weights for t in pair):
+def adopted(description: Description, state: State, what: str) -> nn.Module:
+    """The network of this description with these tensors."""
+    if not all(bool(torch.isfinite(value).all()) for value in state.values()):
         raise Refusal(f"{what} has weights that are not finite")
-    with torch.device("meta"):
-        network = MLP(sizes[0], sizes[-1], sizes[1:-1], activation)
+    try:
+        return network_from_state(description, {k: v.float().contiguous() for k, v in state.items()})
+    except UserError as error:
+        raise Refusal(f"{what} is not what it claims: {error}") from error
+
+
+def numbered(state: State, prefix: str) -> list[str]:
+    """Names of the layers prefix.0, prefix.2, ... in order."""
+    pattern = re.compile(re.escape(prefix) + r"\.(\d{1,3})\.(?:weight|bias)")
+    return [f"{prefix}.{i}" for i in sorted({int(m[1]) for m in map(pattern.fullmatch, state) if m})]
+
+
+def layer(state: State, name: str, dimensions: int, what: str) -> tuple[Tensor, Tensor]:
+    """Weight and bias of a layer, neither of them empty."""
+    weight, bias = state.get(f"{name}.weight"), state.get(f"{name}.bias")
+    if (
+        weight is None
+        or bias is None
+        or weight.ndim != dimensions
+        or bias.shape != weight.shape[:1]
+        or weight.numel() == 0
+    ):
+        raise Refusal(f"{what} has no fitting weight and bias {name!r}")
+    return weight, bias
+
+
+def mlp(state: State, layers: Sequence[str], activation: str, what: str) -> MLP:
+    """The MLP of these weights; the layers are named in order."""
+    if not layers:
+        raise Refusal(f"{what} has no layers")
+    pairs = [layer(state, name, 2, what) for name in layers]
+    inputs, *hidden = (weight.shape[1] for weight, _ in pairs)
+    description = {
+        "kind": "mlp",
+        "inputs": inputs,
+        "outputs": pairs[-1][0].shape[0],
+        "hidden": hidden,
+        "activation": activation,
+    }
     found = {
-        f"layers.{i}.{name}": tensor.contiguous()
-        for i, pair in enumerate(weights)
+        f"layers.{i}.{name}": tensor
+        for i, pair in enumerate(pairs)
         for name, tensor in zip(("weight", "bias"), pair, strict=True)
     }
-    network.load_state_dict(found, assign=True)
-    return network
+    return cast(MLP, adopted(description, found, what))
 
 
 def gaussian(mean: MLP, log_std: Tensor | None, what: str) -> GaussianPolicy:
     """A policy from its mean network and log standard deviation."""
     observations, *hidden, actions = mean.sizes
-    policy = GaussianPolicy(observations, actions, hidden, mean.activation)
-    policy.mean = mean
     if log_std is None or log_std.numel() != actions or not bool(torch.isfinite(log_std).all()):
         raise Refusal(f"{what} has no fitting log standard deviation")
+    with torch.device("meta"):
+        policy = GaussianPolicy(observations, actions, hidden, mean.activation)
+    policy.mean = mean
     policy.log_std = nn.Parameter(log_std.float().flatten())
     return policy
 
 
-def nature(state: Mapping[str, Tensor], what: str) -> NatureQ:
+def nature(state: State, what: str) -> NatureQ:
     """The Nature CNN whose state dict has our own names."""
-    dueling = "value.0.weight" in state
-    first, last, hidden = (state.get(k) for k in ("cnn.0.weight", "advantage.2.weight", "advantage.0.weight"))
-    if first is None or last is None or hidden is None or first.ndim != 4:
-        raise Refusal(f"{what} is no Nature CNN")
-    network = NatureQ(first.shape[1], last.shape[0], hidden.shape[0], first.shape[0] / 32, dueling)
-    wanted = network.state_dict()
-    odd = sorted(set(wanted) ^ set(state))
-    if odd or any(wanted[k].shape != state[k].shape for k in wanted):
-        raise Refusal(f"{what} is no Nature CNN on 84 x 84 frames ({odd[0][:60] if odd else 'other shapes'})")
-    if not all(bool(torch.isfinite(v).all()) for v in state.values()):
-        raise Refusal(f"{what} has weights that are not finite")
-    network.load_state_dict({k: v.float() for k, v in state.items()})
-    return network
+    first, _ = layer(state, "cnn.0", 4, what)
+    hidden, _ = layer(state, "advantage.0", 2, what)
+    last, _ = layer(state, "advantage.2", 2, what)
+    description = {
+        "kind": "q-nature",
+        "channels": first.shape[1],
+        "actions": last.shape[0],
+        "hidden": hidden.shape[0],
+        "width": first.shape[0] / 32,
+        "dueling": "value.0.weight" in state,
+    }
+    try:
+        return cast(NatureQ, adopted(description, state, what))
+    except Refusal as error:
+        raise Refusal(f"{what} is no Nature CNN on 84 x 84 frames ({error})") from error
 
 
 def chain_of(
-    state: Mapping[str, Tensor], convolutions: list[str], dense: list[str], activation: str, what: str
+    state: State,
+    convolutions: Sequence[str],
+    dense: Sequence[str],
+    activation: str,
+    what: str,
+    last: Sequence[Description] = (),
 ) -> Chain:
     """SB3's way: convolutions with ReLU (8/4, 4/2, 3/1), one dense layer with ReLU, then an MLP."""
     specs: list[dict[str, Any]] = []
     found: dict[str, Tensor] = {}
 
-    def add(spec: dict[str, Any], name: str, dimensions: int) -> None:
-        weight, bias = state.get(f"{name}.weight"), state.get(f"{name}.bias")
-        if weight is None or bias is None or weight.ndim != dimensions or bias.shape != weight.shape[:1]:
-            raise Refusal(f"{what} has no fitting weight and bias {name!r}")
-        if not bool(torch.isfinite(weight).all() and torch.isfinite(bias).all()):
-            raise Refusal(f"{what} has weights that are not finite")
-        found[f"layers.{len(specs)}.weight"], found[f"layers.{len(specs)}.bias"] = (
-            weight.float(),
-            bias.float(),
-        )
+    def add(spec: dict[str, Any], pair: tuple[Tensor, Tensor]) -> None:
+        found[f"layers.{len(specs)}.weight"], found[f"layers.{len(specs)}.bias"] = pair
         specs.append(spec)
 
     for name, stride in zip(convolutions, (4, 2, 1), strict=False):
-        shape = state[f"{name}.weight"].shape if f"{name}.weight" in state else (0, 0, 0, 0)
-        sizes = {"in_channels": shape[1], "out_channels": shape[0], "kernel_size": shape[2], "stride": stride}
-        add({"layer": "conv2d", **sizes}, name, 4)
+        pair = layer(state, name, 4, what)
+        outputs, inputs, size, _ = pair[0].shape
+        add(
+            {
+                "layer": "conv2d",
+                "in_channels": inputs,
+                "out_channels": outputs,
+                "kernel_size": size,
+                "stride": stride,
+            },
+            pair,
+        )
         specs.append({"layer": "relu"})
     if convolutions:
         specs.append({"layer": "flatten"})
     for i, name in enumerate(dense):
-        rows, columns = state[f"{name}.weight"].shape[:2] if f"{name}.weight" in state else (0, 0)
-        add({"layer": "linear", "in_features": columns, "out_features": rows}, name, 2)
+        pair = layer(state, name, 2, what)
+        add({"layer": "linear", "in_features": pair[0].shape[1], "out_features": pair[0].shape[0]}, pair)
         if i < len(dense) - 1:
             specs.append({"layer": "relu" if convolutions and i == 0 else activation})
-    network = Chain(specs)
-    network.load_state_dict(found)
-    return network
+    description = {"kind": "chain", "layers": [*specs, *last]}
+    return cast(Chain, adopted(description, found, what))
+
+
+def check_fits(network: nn.Module, shape: Sequence[int], actions: int, what: str) -> None:
+    """The network maps observations of this shape to so many actions."""
+    try:
+        with torch.no_grad():
+            outputs = tuple(network(torch.zeros(2, *shape)).shape)
+    except (RuntimeError, ValueError, IndexError) as error:
+        raise Refusal(f"{what} does not take the observations of shape {tuple(shape)} it claims") from error
+    if outputs != (2, actions):
+        raise Refusal(f"{what} has {outputs[-1]} outputs where {actions} actions are claimed")
