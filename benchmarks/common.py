@@ -79,6 +79,20 @@ def record(
     sys.stdout.write(f"{name}: {value:.4g} {unit} (target {target}: {mark})  {json.dumps(row['detail'])}\n")
 
 
+def show(
+    name: str,
+    what: str,
+    value: float,
+    target: str,
+    met: bool,
+    detail: dict[str, Any] | None = None,
+    unit: str = "x",
+) -> None:
+    """One line on the terminal and nothing kept: the figure of a quick run is no measurement."""
+    mark = "reached" if met else "not reached"
+    sys.stdout.write(f"quick, {what}: {value:.4g} {unit} (target {target}: {mark})  {json.dumps(detail)}\n")
+
+
 def table() -> str:
     rows = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
     lines = ["| measured | value | target | reached | command |", "|---|---|---|---|---|"]

@@ -1,21 +1,27 @@
-"""Evaluating a median-smoothed policy: side by side against one episode and one noise sample at a time.
+"""Evaluations on one core: how fast, against what, and in how much memory.
 
-Both play the same Hopper episodes with 100 samples a decision on one core. The second figure compares the
-evaluation with stepping those environments alone."""
+1. 50 Hopper episodes of a median-smoothed policy, 100 samples a decision, against one episode and one noise
+   sample at a time; and against stepping the same environments alone with the same actions.
+2. The fast denoiser against DnCNN-17: multiply-adds and time of one image (in a batch of noisy copies).
+3. Peak memory of evaluations with few and with very many samples, on vectors and on images."""
 
 from __future__ import annotations
 
 import argparse
 import resource
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from common import record, seconds
+from common import record, seconds, show
 
 from smoothrl import envs, networks, rollout
-from smoothrl.agents import Agent, AgentInfo, Moments, Smoothing, load_agent
+from smoothrl.agents import Agent, AgentInfo, Moments, Normaliser, Smoothing, load_agent
 from smoothrl.noise import episode_seeds
+
+Keep = Callable[..., Any]
 
 
 def stand_in(env_id: str) -> Agent:
@@ -53,70 +59,57 @@ def one_at_a_time(agent: Agent, env_id: str, episodes: int, seed: int) -> tuple[
     return total / episodes, steps
 
 
-def stepping_alone(agent: Agent, env_id: str, episodes: int, seed: int) -> int:
-    """The same episodes' environments stepped by replaying recorded actions; returns the steps."""
+def stepping_alone(agent: Agent, env_id: str, episodes: int, seed: int, repeats: int) -> float:
+    """Seconds of the same episodes' environments alone, made and stepped with the recorded actions."""
     recorded: list[tuple[np.ndarray, np.ndarray]] = []
     rollout.evaluate(
         agent, env_id, episodes, seed, on_step=lambda s: recorded.append((s.local.copy(), s.actions))
     )
-    running = envs.make_episodes(env_id, episode_seeds(seed, episodes, "env"))
 
     def replay() -> None:
+        running = envs.make_episodes(env_id, episode_seeds(seed, episodes, "env"))
         running.reset()
         for ids, actions in recorded:
             running.step(ids, actions)
+        running.close()
 
-    global stepping_seconds
-    stepping_seconds = seconds(replay)
-    running.close()
-    return sum(len(ids) for ids, _ in recorded)
+    return seconds(replay, repeats)
 
 
-stepping_seconds = 0.0
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--agent", type=Path)
-    parser.add_argument("--env", default="Hopper-v4")
-    parser.add_argument("--episodes", type=int, default=50)
-    parser.add_argument("--plain-episodes", type=int, default=2)
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    agent = stand_in(args.env)
-    if args.agent:
-        agent = load_agent(args.agent).with_smoothing(Smoothing("median", 0.2, 100))
-    result = rollout.evaluate(agent, args.env, args.episodes, 0)
-    fast = seconds(lambda: rollout.evaluate(agent, args.env, args.episodes, 0), 3)
+def speed(agent: Agent, env_id: str, episodes: int, plain_episodes: int, repeats: int, keep: Keep) -> None:
+    """The first two figures."""
+    result = rollout.evaluate(agent, env_id, episodes, 0)
+    fast = seconds(lambda: rollout.evaluate(agent, env_id, episodes, 0), repeats)
     steps = int(result.lengths.sum())
     slow_steps = 0
 
     def plain() -> None:
         nonlocal slow_steps
-        _, slow_steps = one_at_a_time(agent, args.env, args.plain_episodes, 0)
+        _, slow_steps = one_at_a_time(agent, env_id, plain_episodes, 0)
 
     slow = seconds(plain) / slow_steps
-    stepping_alone(agent, args.env, args.episodes, 0)
+    stepping = stepping_alone(agent, env_id, episodes, 0, repeats)
     detail = {
-        "episodes": args.episodes,
+        "agent": agent.name,
+        "episodes": episodes,
         "steps": steps,
         "seconds": round(fast, 3),
         "plain_us_per_step": round(slow * 1e6, 1),
         "ours_us_per_step": round(fast / steps * 1e6, 1),
-        "stepping_us_per_step": round(stepping_seconds / steps * 1e6, 1),
+        "stepping_us_per_step": round(stepping / steps * 1e6, 1),
         "mean_return": round(float(result.returns.mean()), 1),
     }
     ratio = slow / (fast / steps)
-    record(
+    keep(
         "rollout_smoothed_hopper",
-        f"{args.episodes} Hopper episodes, median of 100: against one episode, one sample at a time",
+        f"{episodes} Hopper episodes, median of 100: against one episode, one sample at a time",
         ratio,
         ">= 45x",
         ratio >= 45,
         detail,
     )
-    overhead = fast / stepping_seconds
-    record(
+    overhead = fast / stepping
+    keep(
         "rollout_against_stepping",
         "the same evaluation against stepping its environments alone",
         overhead,
@@ -124,15 +117,75 @@ def main() -> None:
         overhead <= 2,
         detail,
     )
-    memory(agent, args.env)
 
 
-def memory(agent: Agent, env_id: str) -> None:
-    """Peak memory of this process after evaluations with 100 and with 10,000 samples."""
-    for samples in (100, 10_000):
-        rollout.evaluate(agent.with_smoothing(Smoothing("median", 0.2, samples)), env_id, 50, 0, max_steps=30)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-    record("rollout_memory", "peak memory, up to 10,000 samples", peak, "< 2 GB", peak < 2, unit="GB")
+def denoisers(copies: int, repeats: int, keep: Keep) -> None:
+    """Both denoisers on noisy copies of one 84 x 84 image, in fp32 as they are trained."""
+    torch.manual_seed(0)
+    image = torch.rand(1, 1, 84, 84)
+    batch = image + 0.1 * torch.randn(copies, 1, 84, 84)
+    large, small = networks.frozen(networks.DnCNN()), networks.frozen(networks.FastDenoiser())
+    operations = [networks.multiply_adds(network, image) for network in (large, small)]
+    with torch.no_grad():
+        small(batch)
+        times = [seconds(lambda n=network: n(batch), repeats) / copies for network in (large, small)]
+    detail = {
+        "multiply_adds": operations,
+        "ms_per_image": [round(t * 1e3, 3) for t in times],
+        "images": copies,
+    }
+    work, time = (pair[0] / pair[1] for pair in (operations, times))
+    what = "fast denoiser against DnCNN-17: multiply-adds an image"
+    keep("denoiser_multiply_adds", what, work, ">= 20x", work >= 20, detail)
+    what = "fast denoiser against DnCNN-17: time an image"
+    keep("denoiser_time", what, time, ">= 12x", time >= 12, detail)
+
+
+def denoised() -> Agent:
+    """S-DQN's largest network, DnCNN-17 before the Nature CNN, on Pong."""
+    spec = envs.spec("PongNoFrameskip-v4", profile="single-frame")
+    network = networks.DenoisedQ(networks.DnCNN(), networks.NatureQ(1, spec.action_size))
+    info = AgentInfo("s-dqn", spec.id, "discrete", spec.action_size, spec.obs_shape, spec.settings)
+    return Agent(network, Normaliser("scale", 1 / 255), info)
+
+
+def memory(env_id: str, quick: bool, keep: Keep) -> None:
+    """Peak memory of this process after evaluations at the defaults: 50 episodes, few and many samples."""
+    policy, peaks = stand_in(env_id), {}
+    for samples, steps in ((100, 100), (10_000, 20), (1_000_000, 1))[: 2 if quick else 3]:
+        agent = policy.with_smoothing(Smoothing("median", 0.2, samples))
+        rollout.evaluate(agent, env_id, 12 if samples == 1_000_000 else 50, 0, max_steps=steps)
+        peaks[f"{env_id}, {samples} samples"] = peak()
+    images = denoised().with_smoothing(Smoothing("vote", 0.1, 20 if quick else 400))
+    rollout.evaluate(images, None, 1, 0, max_steps=1)
+    peaks[f"Pong through DnCNN-17, {images.smoothing.samples} samples"] = peak()
+    what = "peak memory of evaluations, up to 1,000,000 samples a decision"
+    keep("rollout_memory", what, peak(), "< 2 GB", peak() < 2, peaks, "GB")
+
+
+def peak() -> float:
+    """The largest memory of this process so far, in gigabytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--agent", type=Path, help="a trained agent; an untrained stand-in without it")
+    parser.add_argument("--env", default="Hopper-v4")
+    parser.add_argument("--only", choices=("speed", "denoisers", "memory"))
+    parser.add_argument("--quick", action="store_true", help="fewer episodes and repeats, nothing kept")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    keep: Keep = show if options.quick else record
+    episodes, plain, repeats = (8, 1, 1) if options.quick else (50, 2, 3)
+    if options.only in (None, "speed"):
+        smooth = Smoothing("median", 0.2, 100)
+        agent = load_agent(options.agent).with_smoothing(smooth) if options.agent else stand_in(options.env)
+        speed(agent, options.env, episodes, plain, repeats, keep)
+    if options.only in (None, "denoisers"):
+        denoisers(10 if options.quick else 100, repeats, keep)
+    if options.only in (None, "memory"):
+        memory(options.env, options.quick, keep)
 
 
 if __name__ == "__main__":
