@@ -14,9 +14,9 @@ from made_up import made_up_results, made_up_rows
 from smoothrl.cli.main import main
 from smoothrl.errors import UserError
 from smoothrl.report import charts, html, svg, tables
-from smoothrl.report.data import Curve, Film, gather
-from smoothrl.results import ResultRow, write_rows
-from smoothrl.studies.summary import summarise
+from smoothrl.report.data import Curve, Film, _told_apart, gather
+from smoothrl.results import ResultRow, our_agent, paper_environment, paper_rows, write_rows
+from smoothrl.studies.summary import averages, summarise
 
 
 @pytest.fixture(scope="module")
@@ -86,14 +86,15 @@ def test_flags_say_when_not_to_trust() -> None:
     assert "ends above the clean return" in text
     assert "not a valid bound" in text
     assert "train x: no disk" in text
-    assert "below the published 3321" in text
+    (gap,) = [line for line in charts.gaps(summarise(rows)) if "clean" in line]
+    assert "below the published 3321" in gap
 
 
 def test_markdown_and_latex(made: Path) -> None:
     lines = (made / "t.md").read_text().splitlines()
     assert {line.count("|") for line in lines} == {len(tables.COLUMNS) + 1}
     latex = (made / "t.tex").read_text()
-    assert latex.count(r"\begin{tabular}") == latex.count(r"\end{tabular}") == 2
+    assert latex.count(r"\begin{tabular}") == latex.count(r"\end{tabular}") == 3  # two places, averages
     for table in latex.split(r"\begin{table}")[1:]:
         body = [line for line in table.splitlines() if line.endswith(r"\\")]
         assert len({re.sub(r"\\&", "", line).count("&") for line in body}) == 1
@@ -147,6 +148,56 @@ def test_a_study_of_another_version(tmp_path: Path, capsys: pytest.CaptureFixtur
     )
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "p.html")]) == 2
     assert "written by smoothrl 9.9" in capsys.readouterr().err
+
+
+def test_two_sources_may_mean_different_agents_by_one_name(tmp_path: Path) -> None:
+    """Different digests are told apart by their source; the same agents stay one line."""
+    base = ResultRow("Hopper-v2", "ppo", "clean", 3000.0, agent_hash="a", returns=(2900.0, 3100.0))
+    first, second = html.ReportData(rows=[base]), html.ReportData(rows=[replace(base, agent_hash="b")])
+    apart = _told_apart({"one": first, "two": second})
+    assert [part.rows[0].agent for part in apart] == ["ppo @one", "ppo @two"]
+    same = _told_apart({"one": first, "two": html.ReportData(rows=[replace(base, metric="mad")])})
+    assert [part.rows[0].agent for part in same] == ["ppo", "ppo"]
+    assert summarise(apart[0].rows)[0].paper == 3321.0
+
+
+def test_each_caption_has_the_budget_of_its_own_protocol() -> None:
+    base = ResultRow("Hopper-v2", "ppo", "clean", 9.0, protocol="sound", agent_hash="a", returns=(8.0, 10.0))
+    attacked = replace(base, metric="mad", epsilon=0.1)
+    rows = [base, attacked]
+    rows += [replace(base, protocol="paper"), replace(attacked, protocol="paper", epsilon=0.075)]
+    figures = charts.headline_figures(html.ReportData(rows=rows, summary=summarise(rows)))
+    assert ["epsilon 0.1" in figures[0].caption, "epsilon 0.075" in figures[1].caption] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("family", "places", "table"),
+    [
+        ("ppo", ("Hopper-v2", "Walker2d-v2"), "ppo_normalized"),
+        ("dqn", ("ALE/Pong-v5", "ALE/Freeway-v5", "ALE/RoadRunner-v5"), "dqn_normalized"),
+    ],
+)
+def test_the_papers_averages_follow_from_its_detailed_tables(
+    family: str, places: tuple[str, ...], table: str
+) -> None:
+    """Tables 2 and 3, recomputed; one entry (RadialDQN, PGD at .01) does not follow from its own parts."""
+    where = {(paper_environment(place) or ("",))[0]: place for place in places}
+    rows = [
+        ResultRow(
+            where[p.environment], str(our_agent(p.agent)), p.metric, p.mean, p.epsilon, p.sigma, p.samples
+        )
+        for p in paper_rows()
+        if p.table == f"{family}_reward"
+    ]
+    found = {(r.agent, r.metric, r.epsilon): r for r in averages(summarise(rows))}
+    published = [p for p in paper_rows() if p.table == table]
+    gaps = {}
+    for p in published:
+        line = found[str(our_agent(p.agent)), p.metric, p.epsilon]
+        assert line.paper == pytest.approx(line.mean)
+        if abs(line.mean - p.mean) > 0.0016:
+            gaps[p.agent, p.metric, p.epsilon] = line.mean
+    assert set(gaps) <= {("RadialDQN", "pgd", 0.01)}, gaps
 
 
 def test_rows_without_attacks_still_make_a_page() -> None:

@@ -81,10 +81,11 @@ def headline_figures(data: ReportData) -> list[Figure]:
     found, hue = headlines(data), hues(data)
     figures = []
     for place, protocol in _unique((h.environment, h.protocol) for h in found):
-        spans = [_span(h, hue) for h in found if (h.environment, h.protocol) == (place, protocol)]
+        here = [h for h in found if (h.environment, h.protocol) == (place, protocol)]
+        spans = [_span(h, hue) for h in here]
         if not any(s.worst is not None for s in spans) and len(spans) < 2:
             continue
-        budget = next((h.worst.epsilon for h in found if h.environment == place and h.worst), None)
+        budget = next((h.worst.epsilon for h in here if h.worst), None)
         caption = "Full dot: clean. Ring: worst attack" + (f" at epsilon {budget:g}" if budget else "")
         if any(s.paper_clean is not None for s in spans):
             caption += ". Small rings above: the published numbers, worst over the same attacks"
@@ -342,7 +343,7 @@ def _curves(
 
 
 def flags(data: ReportData) -> list[str]:
-    """What speaks against trusting a number."""
+    """What speaks against trusting a number; published numbers outside our intervals are in `gaps`."""
     found = []
     for row in data.rows:
         for piece in row.note.split("; "):
@@ -352,19 +353,23 @@ def flags(data: ReportData) -> list[str]:
     for h in headlines(data):
         found += _headline_flags(h)
     found += [f"{what}: {why}" for what, why in data.failures.items()]
-    found += _published_gaps(data.summary)
     return list(dict.fromkeys(found))
 
 
 def _invalid_bounds(rows: Sequence[ResultRow]) -> list[str]:
-    """One line for each agent and certificate, with the budgets where its confidence is not reached."""
-    budgets: dict[str, list[str]] = {}
+    """Which published bounds do not reach their confidence; agents with the same budgets share a line."""
+    budgets: dict[tuple[str, str, str], list[str]] = {}
     for row in rows:
         if "not a valid bound" in row.note:
-            name = f"{look.metric_name(row.metric)} of {row.agent} on {row.environment}, {row.protocol}"
-            budgets.setdefault(name, []).append(f"{row.epsilon:g}" if row.epsilon else "any budget")
+            at = f"{row.epsilon:g}" if row.epsilon else "any budget"
+            where = f"on {row.environment}, protocol {row.protocol}"
+            budgets.setdefault((look.metric_name(row.metric), where, row.agent), []).append(at)
+    lines: dict[str, list[str]] = {}
+    for (metric, where, agent), values in budgets.items():
+        line = f"{metric} {where}: not a valid bound at {', '.join(_unique(values))}"
+        lines.setdefault(line, []).append(agent)
     why = "the published formula claims more confidence than its samples give"
-    return [f"{name}: not a valid bound at {', '.join(_unique(at))}; {why}" for name, at in budgets.items()]
+    return [f"{line} ({why}), of {', '.join(agents)}" for line, agents in lines.items()]
 
 
 def _where(row: ResultRow) -> str:
@@ -385,7 +390,8 @@ def _headline_flags(h: Headline) -> list[str]:
     return []
 
 
-def _published_gaps(rows: Sequence[SummaryRow]) -> list[str]:
+def gaps(rows: Sequence[SummaryRow]) -> list[str]:
+    """Numbers whose published value lies outside their interval."""
     out = []
     for row in rows:
         if row.paper is None or row.low is None or row.high is None or row.metric == "reward_lower_bound":

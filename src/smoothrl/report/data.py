@@ -6,8 +6,8 @@ import base64
 import csv
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -78,28 +78,74 @@ def gather(paths: Sequence[Path], films: int = MOST_FILMS) -> ReportData:
     """Read every source, with at most so many films; each kind of wrong path gives one sentence."""
     if not paths:
         raise UserError("name at least one study folder, run folder or results file")
-    data = ReportData()
-    loose: list[ResultRow] = []
+    loose = ReportData()
+    parts = {"files": loose}
     for path in paths:
         if not path.exists():
             raise UserError(f"{path}: no such file or folder")
         if path.is_file():
             rows = read_rows(path)
-            loose += rows
+            loose.rows += rows
             command = next((r.command for r in rows if r.command), "")
-            data.sources.append(Source(path.name, RESULTS_FILE, command, f"{len(rows)} rows"))
+            loose.sources.append(Source(path.name, RESULTS_FILE, command, f"{len(rows)} rows"))
         elif (path / "study.json").exists():
-            _study(path, data)
+            part = ReportData()
+            _study(path, part)
+            name = part.sources[0].name
+            parts[str(path) if name in parts else name] = part
         elif (path / "progress.csv").exists() or list(path.glob("*/progress.csv")):
-            _run(path, data)
+            _run(path, loose)
         else:
             raise UserError(f"{path}: neither a study folder, a run folder nor a results file")
+    loose.summary = summarise(loose.rows)
+    data = ReportData()
+    for part in _told_apart(
+        {name: part for name, part in parts.items() if part is not loose} | {"files": loose}
+    ):
+        for f in fields(ReportData):
+            mine, new = getattr(data, f.name), getattr(part, f.name)
+            setattr(data, f.name, mine | new if isinstance(mine, dict) else mine + new)
     data.films = data.films[:films]
-    data.rows += loose
-    data.summary += summarise(loose)
     if not data.rows and not data.learning:
         raise UserError("there is nothing to report yet: no finished job, no results, no training progress")
     return data
+
+
+def _told_apart(parts: Mapping[str, ReportData]) -> list[ReportData]:
+    """Where two sources mean different agents by one name, `ppo` becomes `ppo @SOURCE` in both."""
+    known = {name: _digests(part) for name, part in parts.items()}
+    out = []
+    for name, part in parts.items():
+        lists: dict[str, Any]
+        twice = {
+            key
+            for key, mine in known[name].items()
+            for other, theirs in known.items()
+            if other != name and key in theirs and not mine & theirs[key]
+        }
+
+        def named(items: list[Any], name: str = name, twice: set[tuple[str, str]] = twice) -> list[Any]:
+            return [
+                replace(item, agent=f"{item.agent} @{name}")
+                if (item.environment, item.agent) in twice
+                else item
+                for item in items
+            ]
+
+        lists = {
+            key: named(getattr(part, key)) for key in ("rows", "summary", "certified", "learning", "films")
+        }
+        out.append(replace(part, **lists))
+    return out
+
+
+def _digests(part: ReportData) -> dict[tuple[str, str], set[str]]:
+    """(environment, name) -> digests of the agents of that name."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for row in part.rows:
+        if row.agent_hash:
+            found.setdefault((row.environment, row.agent), set()).add(row.agent_hash)
+    return found
 
 
 def headline(data: ReportData) -> str:

@@ -13,6 +13,7 @@ from smoothrl import __version__
 from smoothrl.report import charts, look, svg, tables
 from smoothrl.report.charts import Figure
 from smoothrl.report.data import ReportData
+from smoothrl.studies.summary import averages
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def render(data: ReportData, title: str, command: str) -> str:
     page, css, js = ((place / f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js"))
     template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(page)
     parts = sections(data)
-    lines = [tables.cells(row) for row in data.summary]
+    lines = [tables.cells(row) for row in (*data.summary, *averages(data.summary))]
     contents = [(s.id, s.title) for s in parts]
     contents += [("films", "Watch them")] if data.films else []
     contents += [("numbers", "Numbers")] if lines else []
@@ -71,6 +72,7 @@ def render(data: ReportData, title: str, command: str) -> str:
         numeric=tables.NUMERIC,
         choices=choices(data),
         flags=charts.flags(data),
+        gaps=charts.gaps(data.summary),
         claims=claims(data),
         costs=costs(data),
         contents=contents,
@@ -82,7 +84,7 @@ def render(data: ReportData, title: str, command: str) -> str:
 def choices(data: ReportData) -> list[tuple[str, list[str]]]:
     """The columns that can be filtered by one value."""
     columns: dict[str, list[str]] = {
-        "environment": [r.environment for r in data.summary],
+        "environment": [r.environment for r in (*data.summary, *averages(data.summary))],
         "metric": [look.metric_name(r.metric) for r in data.summary],
         "protocol": [r.protocol for r in data.summary if r.protocol],
     }
@@ -121,12 +123,15 @@ def cards(data: ReportData) -> list[Card]:
     """The headline in a few numbers."""
     out = []
     found = [h for h in charts.headlines(data) if h.clean and h.worst]
-    for place in list(dict.fromkeys(h.environment for h in found))[:3]:
-        here = [h for h in found if h.environment == place]
+    questions = list(dict.fromkeys((h.environment, h.protocol) for h in found))
+    several = len({protocol for _, protocol in questions}) > 1
+    for place, protocol in questions[:3]:
+        here = [h for h in found if (h.environment, h.protocol) == (place, protocol)]
         best = max(here, key=lambda h: h.worst.mean if h.worst else 0.0)
         assert best.worst is not None
         assert best.clean is not None
         detail = f"{best.agent}, clean {svg.number(best.clean.mean)}, {look.metric_name(best.worst.metric)}"
+        place += f", {protocol}" if several else ""
         out.append(Card(f"best worst return, {place}", svg.number(best.worst.mean), detail))
     radius = [r for r in data.summary if r.metric == "certified_radius"]
     if radius:
@@ -147,9 +152,9 @@ def write_options(data: ReportData, kinds: Sequence[str]) -> dict[str, Any]:
     """Texts of the other formats: markdown, latex, svg."""
     texts: dict[str, Any] = {}
     if "markdown" in kinds:
-        texts["markdown"] = tables.markdown(data.summary)
+        texts["markdown"] = tables.markdown((*data.summary, *averages(data.summary)))
     if "latex" in kinds:
-        texts["latex"] = tables.latex(data.summary)
+        texts["latex"] = tables.latex((*data.summary, *averages(data.summary)))
     if "svg" in kinds:
         figures = charts.trade_off(data) or charts.headline_figures(data) or charts.robustness(data)
         texts["svg"] = svg.standalone(figures[0].picture) if figures else None

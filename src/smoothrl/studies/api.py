@@ -14,7 +14,7 @@ from smoothrl.studies.local import Backend, Inline, Local
 from smoothrl.studies.plan import JobSpec, Plan, plan
 from smoothrl.studies.runner import Outcome, Outlook, Run, look
 from smoothrl.studies.store import DiskFullError, Store, disk_full
-from smoothrl.studies.summary import SummaryRow, summarise, summary_csv
+from smoothrl.studies.summary import SummaryRow, averages, summarise, summary_csv
 from smoothrl.studies.work import Finished, Settings
 
 DEFAULT_FOLDER = Path("runs") / "studies"
@@ -78,7 +78,7 @@ def tabulate(graph: Plan, store: Store) -> list[SummaryRow]:
     summary = summarise(rows, selected_agents(graph, store))
     try:
         write_rows(rows, store.path / "results.csv")
-        (store.path / "summary.csv").write_text(summary_csv(summary), encoding="utf-8")
+        (store.path / "summary.csv").write_text(summary_csv(summary + averages(summary)), encoding="utf-8")
     except (OSError, UserError) as error:
         if disk_full(error):
             raise DiskFullError(

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, features
+from PIL import Image, ImageDraw, ImageFont, features
 
 from smoothrl import rollout
 from smoothrl.agents import Agent
@@ -22,7 +23,9 @@ from smoothrl.envs import drawing
 
 Picture = NDArray[np.uint8]
 Floats = NDArray[np.float64]
-PANEL = 144
+PANEL = 160
+STRIP = 19
+"""Height of a line of words."""
 FRAMES = 72
 STEPS = 3 * FRAMES
 MILLISECONDS = 80
@@ -104,7 +107,7 @@ def _composer(agent: Agent, reel: _Reel) -> Callable[[int], Image.Image]:
     return lambda i: _side_by_side(
         [
             ("what is there", paint(raw(torch.from_numpy(reel.there[i])))),
-            ("what the agent is shown", paint(raw(torch.from_numpy(reel.seen[i])))),
+            ("what the agent sees", paint(raw(torch.from_numpy(reel.seen[i])))),
             ("what was added", _bars(reel.seen[i] - reel.there[i], _largest(reel))),
         ]
     )
@@ -120,8 +123,8 @@ def _images(there: Floats, seen: Floats) -> Image.Image:
     return _side_by_side(
         [
             ("what is there", flat(there)),
-            ("what was added (amplified)", _signed(added / scale)),
-            ("what the agent is shown", flat(seen)),
+            ("added (amplified)", _signed(added / scale)),
+            ("what the agent sees", flat(seen)),
         ]
     )
 
@@ -190,18 +193,23 @@ def _traces(reel: _Reel, now: int, window: int = 60) -> Image.Image:
     return picture
 
 
+@lru_cache(maxsize=1)
+def _font() -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    return ImageFont.load_default(13)
+
+
 def _side_by_side(panels: list[tuple[str, Picture]]) -> Image.Image:
-    whole = Image.new("RGB", (len(panels) * PANEL, PANEL + 16), PAPER)
+    whole = Image.new("RGB", (len(panels) * PANEL, PANEL + STRIP), PAPER)
     draw = ImageDraw.Draw(whole)
     for i, (words, picture) in enumerate(panels):
         panel = Image.fromarray(picture).resize((PANEL - 2, PANEL), Image.Resampling.NEAREST)
         whole.paste(panel, (i * PANEL, 0))
-        draw.text((i * PANEL + 4, PANEL + 2), words, fill=INK)
+        draw.text((i * PANEL + 4, PANEL + 2), words, fill=INK, font=_font())
     return whole
 
 
 def _titled(picture: Image.Image, words: str) -> Image.Image:
-    whole = Image.new("RGB", (picture.width, picture.height + 16), PAPER)
-    whole.paste(picture, (0, 16))
-    ImageDraw.Draw(whole).text((4, 2), words, fill=INK)
+    whole = Image.new("RGB", (picture.width, picture.height + STRIP), PAPER)
+    whole.paste(picture, (0, STRIP))
+    ImageDraw.Draw(whole).text((4, 2), words, fill=INK, font=_font())
     return whole

@@ -6,12 +6,13 @@ import csv
 import io
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from smoothrl import statistics
-from smoothrl.results import ResultRow, paper_environment, paper_value
+from smoothrl.results import ResultRow, paper_environment, paper_rows, paper_value
+from smoothrl.studies.declare import METRICS
 
 BOUNDS = ("reward_lower_bound",)
 """Metrics that are bounds, not means of what was seen: no bootstrap over their episodes."""
@@ -113,6 +114,89 @@ def _summary(rows: list[ResultRow], selected: set[str], seed: int) -> SummaryRow
         wall_time=sum(r.wall_time or 0.0 for r in unique),
         note="; ".join(dict.fromkeys(r.note for r in unique if r.note)),
     )
+
+
+RETURNS = ("clean", *(m.name for m in METRICS.values() if m.kind in ("attack", "suite")))
+DETAILED = {"ppo": "ppo_reward", "dqn": "dqn_reward"}
+"""The paper's tables of returns that its tables of averages are made of."""
+
+
+def averages(rows: Sequence[SummaryRow]) -> list[SummaryRow]:
+    """The paper's summary tables: normalised returns averaged over environments, ours and the published.
+
+    In each environment 1 is the best return of the table, clean or attacked, and 0 is no return, or the worst
+    one where returns are negative. A method counts where it was measured in every environment of its family.
+    """
+    groups: dict[tuple[str, str], list[SummaryRow]] = {}
+    for row in rows:
+        if row.metric in RETURNS:
+            groups.setdefault(("dqn" if "dqn" in row.agent else "ppo", row.protocol), []).append(row)
+    return [line for (family, _), group in groups.items() for line in _averages(family, group)]
+
+
+def _averages(family: str, rows: list[SummaryRow]) -> list[SummaryRow]:
+    places = list(dict.fromkeys(r.environment for r in rows))
+    if len(places) < 2:
+        return []
+    ours = {p: _reach([r.mean for r in rows if r.environment == p]) for p in places}
+    theirs = {p: _reach(_published_returns(p, DETAILED[family])) for p in places}
+    columns: dict[tuple[str, str, float], list[SummaryRow]] = {}
+    for row in rows:
+        columns.setdefault((row.agent, row.metric, row.epsilon or 0.0), []).append(row)
+    out = []
+    for members in columns.values():
+        if sorted(r.environment for r in members) != sorted(places):
+            continue
+        shares = [_share(r.mean, ours[r.environment]) for r in members]
+        published = [_share(r.paper, theirs[r.environment]) for r in members if r.paper is not None]
+        whole = len(published) == len(members)
+        out.append(
+            replace(
+                members[0],
+                environment="average",
+                sigma=members[0].sigma if len({r.sigma for r in members}) == 1 else None,
+                agents=min(r.agents for r in members),
+                episodes=sum(r.episodes for r in members),
+                mean=float(np.mean(shares)),
+                median=float(np.mean([_share(r.median, ours[r.environment]) for r in members])),
+                low=None,
+                high=None,
+                level=None,
+                iqm=None,
+                selected=None,
+                paper=float(np.mean(published)) if whole else None,
+                paper_std=None,
+                same_environment=all(r.same_environment for r in members) if whole else None,
+                wall_time=sum(r.wall_time for r in members),
+                note="normalised return, average of " + ", ".join(r.environment for r in members),
+            )
+        )
+    return out + [worst for agent in dict.fromkeys(r.agent for r in out) for worst in _worst(agent, out)]
+
+
+def _worst(agent: str, averaged: Sequence[SummaryRow]) -> list[SummaryRow]:
+    """The least average over the attacks at the largest budget, where there are several."""
+    budget = max((r.epsilon or 0.0 for r in averaged), default=0.0)
+    under = [r for r in averaged if r.agent == agent and r.epsilon == budget and r.metric != "clean"]
+    if len(under) < 2:
+        return []
+    published = [r.paper for r in under if r.paper is not None]
+    paper = min(published) if len(published) == len(under) else None
+    return [replace(min(under, key=lambda r: r.mean), metric="worst", paper=paper)]
+
+
+def _published_returns(environment: str, table: str) -> list[float]:
+    place = paper_environment(environment)
+    return [p.mean for p in paper_rows() if place and (p.environment, p.table) == (place[0], table)]
+
+
+def _reach(returns: Sequence[float]) -> tuple[float, float]:
+    return min([0.0, *returns]), max([0.0, *returns])
+
+
+def _share(value: float, reach: tuple[float, float]) -> float:
+    low, high = reach
+    return (value - low) / (high - low) if high > low else 0.0
 
 
 def _estimate(rows: Sequence[ResultRow], seed: int) -> tuple[float | None, float | None, float | None]:
