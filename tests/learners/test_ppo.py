@@ -192,9 +192,10 @@ def digests(folder):
     return [load_agent(p).digest for p in sorted(folder.glob("agent-*.safetensors"))]
 
 
-@pytest.mark.parametrize("name", ["s-ppo"])
+@pytest.mark.parametrize("name", ["s-ppo+wocar+pa-atla"])
 def test_killed_at_random_times_and_resumed_ends_with_the_same_bits(tmp_path, name):
-    settings = {**QUICK, "steps": 128 * 25}
+    """Every kind of state at once: the agents', the worst-case Q's, the adversaries'."""
+    settings = {**QUICK, "steps": 128 * 12, "train_samples": 5}
     script = SCRIPT.replace("{settings!r}", repr(settings))
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
 
@@ -248,6 +249,14 @@ def test_a_nan_stops_the_run_and_keeps_the_last_good_state(tmp_path):
         ("s-ppo", "InvertedPendulum-v4", {"sigma": 0.0}, "sigma above 0"),
         ("ppo+sgld", "InvertedPendulum-v4", {"epsilon": -1.0}, "epsilon"),
         ("ppo", "InvertedPendulum-v4", {"minibatches": 7}, "minibatches"),
+        ("ppo", "InvertedPendulum-v4", {"epsilon": 0.1}, "robust ingredient"),
+        ("ppo+sgld", "InvertedPendulum-v4", {"sigma": 0.1}, "train s-ppo"),
+        ("ppo", "InvertedPendulum-v4", {"minibatches": 4.0}, "of type int"),
+        ("ppo", "InvertedPendulum-v4", {"policy_lr": "fast"}, "of type float"),
+        ("ppo+radial", "InvertedPendulum-v4", {"growth": "quick"}, "of type Growth"),
+        ("ppo", "InvertedPendulum-v4", {"hidden": ()}, "at least one unit"),
+        ("ppo", "InvertedPendulum-v4", {"value_clip": 0.0}, "value_clip must be above 0"),
+        ("ppo", "InvertedPendulum-v4", {"entropy": float("nan")}, "entropy must be"),
         ("ppo", "InvertedPendulum-v4", {"steps": 5}, "less than one iteration"),
         ("ppo", "InvertedPendulum-v4", {"learning_rate": 1.0}, "unknown PPO setting"),
     ],

@@ -29,7 +29,8 @@ def test_trains_resumes_and_says_where_things_are(tmp_path, capsys):
     assert json.loads((run / "config.json").read_text())["epsilon"] == 0.1
     assert list((run / "events").iterdir())
     header = (run / "progress.csv").read_text().splitlines()[0].split(",")
-    assert {"step", "return", "kl", "clip_fraction", "noise_ratio_spread", "return/seed-1"} <= set(header)
+    pooled = {"return", "kl", "clip_fraction", "ratio_spread", "noise_ratio_spread", "entropy", "value_loss"}
+    assert {"step", "epsilon", *pooled, *(f"{name}/seed-1" for name in pooled)} <= set(header)
 
 
 def test_init_starts_from_an_agent(tmp_path):

@@ -241,6 +241,23 @@ def test_what_follows_the_last_row_and_a_time_limit():
     assert paper.keep.tolist() == [[1.0, 0.0, 1.0]]
 
 
+def test_the_worst_case_q_goes_on_after_a_time_limit_unless_that_is_an_end():
+    """Three steps: step 0 cut off by the time limit, step 1 terminal, step 2 followed by the tail."""
+    states = np.arange(3, dtype=np.float32).reshape(3, 1, 1, 1)
+    empty, flags = np.zeros((3, 1, 1, 1), np.float32), np.zeros((3, 1, 1), bool)
+    ends, cut = flags.copy(), flags.copy()
+    ends[1], cut[0] = True, True
+    final = (0, 0, 0, np.full(1, 9.0, np.float32))
+    data = Rollout(
+        states, empty, empty, np.ones((3, 1, 1)), ends, cut, np.full((1, 1, 1), 7.0, np.float32), [final]
+    )
+    sound, paper = ppo.successors(data, SOUND), ppo.successors(data, PAPER)
+    assert sound["goes_on"].tolist() == [[1.0, 0.0, 1.0]]
+    assert paper["goes_on"].tolist() == [[0.0, 0.0, 1.0]]
+    assert sound["next_states"].flatten().tolist() == [9.0, 2.0, 7.0]
+    assert paper["next_states"].flatten().tolist() == [1.0, 2.0, 7.0]
+
+
 # ------------------------------------------------------------------------------------------ adversaries
 
 
@@ -270,6 +287,20 @@ def test_fgsm_moves_the_action_along_the_direction_and_the_slip_against_it(scene
     assert scores[0] > 0.2
     assert scores[1] < -0.2
     assert directed_objective(change, direction).shape == (2, 32)
+
+
+@pytest.mark.parametrize("name", ["ppo+atla", "s-ppo+pa-atla"])
+def test_a_look_at_a_cut_off_state_leaves_the_coming_draws_alone(name):
+    """A pool looks whenever one of its members is cut off: the others must not notice."""
+    learner = ppo.Learner(config(name, (0, 1), train_samples=4), threads=1)
+    observation = np.random.default_rng(0).normal(size=(2, 1, 4)).astype(np.float32)
+    played = []
+    for looks in (0, 3):
+        player = learner.adversary.attacking(learner.actor("agent"), 0)
+        seen = [player.perceive(observation) for _ in range(looks)]
+        assert all(np.array_equal(s, seen[0]) for s in seen)
+        played.append(player.act(observation, 0).played)
+    np.testing.assert_array_equal(*played)
 
 
 ROBUST = ["ppo+sgld", "ppo+convex", "ppo+radial", "ppo+wocar", "ppo+atla", "ppo+pa-atla"]

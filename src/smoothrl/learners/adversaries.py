@@ -33,9 +33,11 @@ if TYPE_CHECKING:
     from smoothrl.learners.ppo import Learner
 
 Perturb = Callable[[Float, Float, int], Float]
-"""(states, what the adversary drew, step) -> perturbed states, all (P, L, n)."""
+"""(states, what the adversary drew, step or OUTSIDE) -> perturbed states, all (P, L, n)."""
 ADVERSARY_SEEDS = 1 << 20
 """The adversary's iterations count from here when environments are seeded."""
+OUTSIDE = -1
+"""The step of a look from outside the run of steps: it draws from generators of its own."""
 START_SHARE = 0.1
 """FGSM starts within this share of epsilon, at random."""
 
@@ -97,7 +99,10 @@ class UnderAttack:
         return self.agent.act(self.perturb(observation, drawn, step), step)
 
     def perceive(self, observation: Float) -> Float:
-        """What the adversary's mean would show (no new draws)."""
+        """What the adversary's mean would show; the draws of the coming steps stay as they are.
+
+        A pool looks here whenever one member's episode is cut off, which must not touch the others.
+        """
         return along_mean(self.adversary, self.perturb, observation)
 
 
@@ -119,7 +124,7 @@ class Attacking:
 
 
 def along_mean(adversary: PolicyPlayer, perturb: Perturb, observation: Float) -> Float:
-    return perturb(observation, adversary.policy.mean.quick(observation), 0)
+    return perturb(observation, adversary.policy.mean.quick(observation), OUTSIDE)
 
 
 # ------------------------------------------------------------------------- training with the agents
@@ -163,9 +168,11 @@ class TrainingAdversary:
         epsilon = self.config.epsilon
         if not self.directs:
             return lambda states, delta, step: along_tanh(states, delta, epsilon)
-        sources = generators(self.config.seeds, iteration, f"{purpose}/fgsm")
+        seeds = self.config.seeds
+        running = generators(seeds, iteration, f"{purpose}/fgsm")
 
         def perturb(states: Float, direction: Float, step: int) -> Float:
+            sources = generators(seeds, iteration, f"{purpose}/look") if step == OUTSIDE else running
             lanes, size = states.shape[1:]
             start = torch.stack([torch.rand(lanes, size, generator=g) for g in sources])
             noise = None

@@ -18,7 +18,7 @@ from smoothrl.agents.file import versions
 from smoothrl.envs import EnvSpec
 from smoothrl.envs.registry import Request, resolve
 from smoothrl.errors import UserError
-from smoothrl.learners import methods
+from smoothrl.learners import losses, methods
 from smoothrl.learners.actor_critic import ActorCritic, Batch, Rates, generators, member_first
 from smoothrl.learners.adversaries import TrainingAdversary
 from smoothrl.learners.collect import Arena, Player, PoolMoments, Rollout, Scaler, collect
@@ -112,32 +112,26 @@ class Learner:
         """WocaR: improve the worst-case Q on this iteration's transitions."""
         if self.worst is None:
             return None
-        following = np.concatenate([rollout.states[1:], rollout.tail[None]])
-        transitions = replace(
-            batch,
-            rewards=member_first(rollout.rewards.astype(np.float32)),
-            next_states=member_first(following),
-            goes_on=member_first((~rollout.ends).astype(np.float32)),
-        )
+        transitions = replace(batch, **successors(rollout, self.protocol))
         self.worst.update(transitions, self.agents.policy, self.protocol, self.iteration)
         return self.worst.at(self.iteration)
 
     def _row(self, summary: dict[str, Tensor], epsilon: float) -> dict[str, float]:
-        """Pooled means, then each seed's return."""
+        """Means over the pool (of the returns the median), then the same for each seed."""
         returns = [float(np.mean(r)) if r else float("nan") for r in self.recent]
         known = [r for r in returns if np.isfinite(r)]
         row = {"return": float(np.median(known)) if known else float("nan")}
-        row |= {name: float(value.mean()) for name, value in summary.items()}
         log_std = self.agents.policy.log_std.detach()
-        row["entropy"] = float((log_std + 1.4189385).sum((-1, -2)).mean())
-        row["std"] = float(log_std.exp().mean())
+        summary |= {"entropy": losses.entropy(log_std), "std": log_std.exp().mean((-1, -2))}
+        row |= {name: float(value.mean()) for name, value in summary.items()}
         row["epsilon"] = epsilon
         row["learning_rate"] = float(
             (self.rates.policy_lr * self.rates.factor((self.iteration - 1) / self.config.iterations)).max()
         )
         if self.config.pool > 1:
-            row |= {f"return/seed-{s}": r for s, r in zip(self.config.seeds, returns, strict=True)}
-            row |= {f"kl/seed-{s}": float(v) for s, v in zip(self.config.seeds, summary["kl"], strict=True)}
+            for i, seed in enumerate(self.config.seeds):
+                row[f"return/seed-{seed}"] = returns[i]
+                row |= {f"{name}/seed-{seed}": float(value[i]) for name, value in summary.items()}
         return row
 
     # -------------------------------------------------------------------------------- state, agents
@@ -235,6 +229,23 @@ def _moments(agent: Agent) -> Any:
         shape = agent.info.observation_shape
         return Moments(float(count), np.zeros(shape), np.full(shape, count - 1.0))
     return Moments(float(count), normaliser.mean.copy(), normaliser.std**2 * (count - 1.0))
+
+
+def successors(rollout: Rollout, switches: Protocol) -> dict[str, Tensor]:
+    """WocaR's transitions: rewards, next states, and where anything follows them.
+
+    An episode cut off by its time limit goes on from its final state, unless that counts as its end.
+    """
+    following = np.concatenate([rollout.states[1:], rollout.tail[None]])
+    goes_on = ~rollout.ends
+    if not switches.time_limit_is_terminal:
+        for t, member, lane, state in rollout.finals:
+            following[t, member, lane], goes_on[t, member, lane] = state, True
+    return {
+        "rewards": member_first(rollout.rewards.astype(np.float32)),
+        "next_states": member_first(following),
+        "goes_on": member_first(goes_on.astype(np.float32)),
+    }
 
 
 def agent_rates(config: PPOConfig) -> Rates:

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from smoothrl.errors import UserError, unknown
 from smoothrl.learners.methods import Method
@@ -109,6 +109,11 @@ class PPOConfig:
 
 Changes = Mapping[str, Any]
 
+NOT_NEGATIVE = (
+    *("policy_lr", "value_lr", "adversary_lr", "adversary_value_lr", "worst_lr"),
+    *("entropy", "adversary_entropy", "robust_weight", "worst_weight", "worst_power"),
+)
+
 HOPPER: Changes = {"policy_lr": 3e-4, "value_lr": 2.5e-4}
 WALKER: Changes = {"policy_lr": 4e-4, "value_lr": 3e-4, "value_clip": 0.2}
 LONG: Changes = {"steps": 5_000_000}
@@ -173,10 +178,20 @@ def base_name(env_id: str) -> str:
 
 def configure(method: Method, env_id: str, seeds: Sequence[int], overrides: Changes) -> PPOConfig:
     """The preset of this method and environment, then the user's own values; unknown names are refused."""
-    known = {f.name for f in dataclasses.fields(PPOConfig)}
-    for name in overrides:
+    known = {f.name: str(f.type) for f in dataclasses.fields(PPOConfig)}
+    for name, value in overrides.items():
         if name not in known:
             raise unknown("PPO setting", name, known)
+        if not _fits(value, known[name]):
+            raise UserError(f"PPO setting {name} is of type {known[name]}, got {value!r}")
+    if "epsilon" in overrides and not method.robust:
+        raise UserError(
+            f"epsilon is the budget of a robust ingredient and {method.name} has none; try {method.name}+sgld"
+        )
+    if "sigma" in overrides and not method.smoothed:
+        raise UserError(
+            f"sigma is the noise of smoothed training and {method.name} has none; train s-{method.name}"
+        )
     name = base_name(env_id)
     found: dict[str, Any] = dict(ENVIRONMENTS.get(name, {}))
     for part in (method.regulariser, method.adversary):
@@ -188,6 +203,20 @@ def configure(method: Method, env_id: str, seeds: Sequence[int], overrides: Chan
     config = PPOConfig(method.name, env_id, tuple(seeds), **found)
     check(config, method)
     return config
+
+
+def _fits(value: Any, kind: str) -> bool:
+    """Whether the value is of the type that the setting is declared with."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if kind == "int":
+        return number and isinstance(value, int)
+    if kind in ("float", "float | None"):
+        return number or (value is None and kind != "float")
+    if kind == "tuple[int, ...]":
+        return isinstance(value, tuple) and all(_fits(v, "int") for v in value)
+    if kind == "Growth":
+        return value in get_args(Growth)
+    return isinstance(value, {"bool": bool, "str": str}.get(kind, object))
 
 
 def check(config: PPOConfig, method: Method) -> None:
@@ -204,12 +233,18 @@ def check(config: PPOConfig, method: Method) -> None:
     if not (config.epsilon >= 0 and math.isfinite(config.epsilon)):
         raise UserError(f"epsilon must be a finite number from 0 up, got {config.epsilon:g}")
     _check_sizes(config)
-    for name in ("policy_lr", "value_lr", "adversary_lr", "adversary_value_lr", "worst_lr"):
+    if not config.hidden or min(config.hidden) < 1:
+        raise UserError(f"hidden must name layers of at least one unit, got {config.hidden}")
+    for name in NOT_NEGATIVE:
         value = getattr(config, name)
         if not (value >= 0 and math.isfinite(value)):
             raise UserError(f"{name} must be a finite number from 0 up, got {value:g}")
-    if not (0 < config.discount <= 1 and 0 <= config.trace <= 1 and config.clip > 0):
-        raise UserError("discount must lie in (0, 1], trace in [0, 1], and clip above 0")
+    if not (0 < config.discount <= 1 and 0 <= config.trace <= 1):
+        raise UserError("discount must lie in (0, 1] and trace in [0, 1]")
+    for name in ("clip", "adversary_clip", "value_clip", "observation_clip", "reward_clip"):
+        value = getattr(config, name)
+        if value is not None and not value > 0:
+            raise UserError(f"{name} must be above 0, got {value:g}")
 
 
 def _check_sizes(config: PPOConfig) -> None:
