@@ -1,6 +1,6 @@
 """Speed of PPO and S-PPO training, as ratios measured in one run, per core.
 
-    python benchmarks/ppo_speed.py [--quick] [--env Hopper-v2] [--pool 15]
+    python benchmarks/ppo_speed.py [--quick] [--only ppo|s-ppo] [--env Hopper-v2] [--pool 15]
 
 The baseline is the released procedure written down plainly: one Gymnasium environment, one forward of batch
 one for each noise sample when collecting, one forward of the minibatch for each noise sample when updating,
@@ -38,7 +38,6 @@ from smoothrl.learners.ppo import Learner
 
 HORIZON, MINIBATCHES, EPOCHS, GAMMA, LAMBDA, CLIP = 2048, 32, 10, 0.99, 0.95, 0.2
 SIGMA, SAMPLES = 0.2, 20
-TARGETS = (8.0, 5.0)
 
 
 # --------------------------------------------------------------------------------------- the baseline
@@ -230,18 +229,17 @@ def profile(learner: Learner) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="one round instead of five")
+    parser.add_argument("--only", choices=("s-ppo", "ppo"), help="one of the two comparisons")
     parser.add_argument("--env", default="Hopper-v2")
     parser.add_argument("--pool", type=int, default=15)
     options = parser.parse_args()
     torch.set_num_threads(1)
     rounds = 1 if options.quick else 5
-    rows = [
-        compare("s-ppo", SAMPLES, options.env, options.pool, rounds, 1),
-        compare("ppo", 0, options.env, options.pool, rounds, 3),
-    ]
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    for row, target in zip(rows, TARGETS, strict=True):
-        report(row, target, peak, keep=not options.quick)
+    for name, samples, plain, target in (("s-ppo", SAMPLES, 1, 8.0), ("ppo", 0, 3, 5.0)):
+        if options.only in (None, name):
+            row = compare(name, samples, options.env, options.pool, rounds, plain)
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+            report(row, target, peak, keep=not options.quick)
 
 
 def report(row: dict[str, Any], target: float, peak: float, keep: bool) -> None:

@@ -267,6 +267,11 @@ def test_refused_before_any_work(tmp_path, name, env, changes, words):
     assert not (tmp_path / "run").exists()
 
 
+def test_lists_are_read_as_tuples():
+    """Settings from TOML and JSON come as lists."""
+    assert config("ppo", hidden=[8, 8]).hidden == (8, 8)
+
+
 def test_resume_of_another_method_is_refused(tmp_path):
     train(config("ppo"), tmp_path / "run")
     with pytest.raises(UserError, match=r"method: 'ppo' there, 's-ppo' now"):

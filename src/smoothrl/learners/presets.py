@@ -178,6 +178,7 @@ def base_name(env_id: str) -> str:
 
 def configure(method: Method, env_id: str, seeds: Sequence[int], overrides: Changes) -> PPOConfig:
     """The preset of this method and environment, then the user's own values; unknown names are refused."""
+    overrides = {k: tuple(v) if isinstance(v, list) else v for k, v in overrides.items()}
     known = {f.name: str(f.type) for f in dataclasses.fields(PPOConfig)}
     for name, value in overrides.items():
         if name not in known:
