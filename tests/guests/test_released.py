@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -183,6 +184,19 @@ def test_q_networks_in_both_formats_of_torch(zipped: bool, prefix: str, tmp_path
         path.write_bytes(whole[:length])
         with pytest.raises(UserError):
             import_q_network(path, "PongNoFrameskip-v4")
+
+
+def test_options_of_the_command(tmp_path: Path, command: Any) -> None:
+    theirs, path, out = NatureQ(1, 4), tmp_path / "Pong.model", tmp_path / "q.safetensors"
+    torch.save(theirs.state_dict(), path)
+    words = ("import", path, "--from", "released", "--env", "PongNoFrameskip-v4", "--out", out)
+    assert command(*words).returncode == 0
+    assert load_agent(out).info.env_settings == {"profile": "single-frame", "transpose": True}
+    assert command(*words, "--profile", "single-frame").returncode == 0
+    assert load_agent(out).info.env_settings == {"profile": "single-frame"}
+    assert "single-frame" in command(*words, "--profile", "paper").stderr
+    said = command(*words, "--normaliser", "x.npz")
+    assert (said.returncode, "--normaliser means nothing with --from released" in said.stderr) == (2, True)
 
 
 def test_old_format_with_code_is_refused(tmp_path: Path) -> None:

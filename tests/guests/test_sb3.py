@@ -108,6 +108,45 @@ def test_evaluate_policy_of_the_library_runs_on_it(hopper: tuple[Any, Any, Path]
     assert np.allclose(mine[0], theirs[0], atol=1e-2)
 
 
+def test_the_whole_chain_from_the_command_line(
+    hopper: tuple[Any, Any, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def run(words: str) -> str:
+        done = command(*words.split())
+        assert done.returncode == 0, done.stderr
+        return str(done.stdout)
+
+    source = hopper[2]
+    said = run(f"import {source / 'ppo.zip'} --from sb3 --env Hopper-v5 --out raw.safetensors")
+    assert "without --normaliser it will act wrongly" in said
+    stats = source / "stats.pkl"
+    said = run(
+        f"import {source / 'ppo.zip'} --from sb3 --env Hopper-v5 --normaliser {stats} --out a.safetensors"
+    )
+    assert "mean and std, clipped at 10" in said
+    noisy = "--smooth median --sigma 0.2 --samples 10 --episodes 2"
+    assert "ppo+rs on Hopper-v5" in run(f"evaluate a.safetensors {noisy}")
+    assert "mad linf 0.075" in run(f"attack a.safetensors --attack mad --epsilon 0.075 {noisy}")
+    run("certify actions a.safetensors --smooth median --sigma 0.2 --samples 100 --episodes 1 --out c.json")
+    run(
+        "train s-ppo --env Hopper-v5 --init a.safetensors --steps 256 --set horizon=256 minibatches=4 "
+        "epochs=1 --samples 4 --out tuned"
+    )
+    first, tuned = load_agent("a.safetensors"), load_agent("tuned")
+    assert (tuned.info.method, str(tuned.smoothing)[:17]) == ("s-ppo", "median, sigma 0.2")
+    x = torch.randn(50, 11, generator=torch.Generator().manual_seed(0))
+    moved = (tuned.forward(x).clamp(-1, 1) - first.forward(x)).abs().mean()
+    assert 0.0 < float(moved) < 0.2, "it starts from the imported agent"
+    model = sb3.DQN("MlpPolicy", gym.make("CartPole-v1"), device="cpu", buffer_size=10, seed=0)
+    model.save("dqn.zip")
+    run("import dqn.zip --from sb3 --env CartPole-v1 --out q.safetensors")
+    run("certify radius q.safetensors --smooth vote --sigma 0.05 --samples 100 --episodes 1 --out r.json")
+    run("train s-dqn --env CartPole-v1 --base q.safetensors --sigma 0.05 --steps 100 --out denoised")
+    assert load_agent("denoised").info.method == "s-dqn"
+
+
 class Discretes(gym.ObservationWrapper):  # type: ignore[type-arg]
     """Images of numbers: a tiny environment for CNN policies."""
 
