@@ -12,9 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from smoothrl.agents import load_agent
+from smoothrl import envs
+from smoothrl.agents import load_agent, save_agent
 from smoothrl.errors import UserError
-from smoothrl.learners.dqn import preset_config, train
+from smoothrl.learners import q_methods
+from smoothrl.learners.dqn import DQNLearner, preset_config, train
+from smoothrl.learners.methods import parse
 
 SMALL = {
     "steps": 3000,
@@ -82,3 +85,57 @@ def test_a_lost_replay_is_named_and_can_be_refilled(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="refill-replay"):
         train(config, tmp_path, resume=True)
     train(config, tmp_path, resume=True, refill_replay=True)
+
+
+BREAKOUT, PONG = "MinAtar/Breakout-v1", "PongNoFrameskip-v4"
+SHORT = {
+    "steps": 480,
+    "lanes": 4,
+    "warmup": 64,
+    "capacity": 240,
+    "batch": 8,
+    "update_every": 8,
+    "eval_every": 0,
+    "log_every": 40,
+    "checkpoint_every": 160,
+}
+BRIEF = {"steps": 192, "checkpoint_every": 64, "log_every": 16}
+SMALL_Q = {"hidden": 16, "target_every": 5}
+LEARNERS: dict[str, tuple[str, str, dict[str, object], dict[str, object]]] = {
+    "sa": ("dqn+sa", BREAKOUT, {}, SMALL_Q | {"ramp_start": 0.1}),
+    "radial": ("dqn+radial", BREAKOUT, {}, SMALL_Q | {"ramp_start": 0.1}),
+    "wocar": ("dqn+wocar", BREAKOUT, {}, SMALL_Q | {"ramp_start": 0.1}),
+    "none": ("s-dqn", BREAKOUT, {"denoiser": "none"}, SMALL_Q),
+    "s-pgd": ("s-dqn", BREAKOUT, {"adversarial": "s-pgd"}, {"denoiser_width": 8}),
+    "paper": (
+        "s-dqn",
+        BREAKOUT,
+        {"denoiser": "dncnn", "adversarial": "s-pgd"},
+        BRIEF | {"protocol": "paper"},
+    ),
+    "atari": ("dqn", PONG, {}, SMALL_Q | {"width": 0.25}),
+}
+
+
+class Stopped(Exception):
+    pass
+
+
+@pytest.mark.parametrize("name", list(LEARNERS))
+def test_every_learner_goes_on_with_the_same_bits(name: str, tmp_path: Path) -> None:
+    """Stopped well past a checkpoint, frames written over the ring's oldest ones meanwhile."""
+    method, env, named, changes = LEARNERS[name]
+    if method == "s-dqn" and name != "none":
+        q = DQNLearner(preset_config("dqn", env, hidden=16), envs.spec(env))
+        named = named | {"base": save_agent(q.agent(0), tmp_path / "base.safetensors")}
+    job = q_methods.configure(parse(method), env, SHORT | changes, **named)
+
+    def stop(step: int, note: str) -> None:
+        if step >= job.config.steps * 7 // 12:
+            raise Stopped
+
+    whole = q_methods.train(job, tmp_path / "whole")
+    with pytest.raises(Stopped):
+        q_methods.train(job, tmp_path / "broken", report=stop)
+    broken = q_methods.train(job, tmp_path / "broken", resume=True)
+    assert load_agent(whole).digest == load_agent(broken).digest
