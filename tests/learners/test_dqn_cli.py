@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from smoothrl import envs
-from smoothrl.agents import load_agent, save_agent
+from smoothrl.agents import Agent, Normaliser, load_agent, save_agent
 from smoothrl.cli.main import main
 from smoothrl.errors import UserError
 from smoothrl.learners.dqn import DQNLearner, preset_config
 from smoothrl.learners.methods import parse
-from smoothrl.learners.q_methods import configure
+from smoothrl.learners.q_config import DQNConfig
+from smoothrl.learners.q_methods import configure, train
+from smoothrl.learners.q_presets import s_dqn_preset
+from smoothrl.learners.s_dqn import noisy_config
 
 BREAKOUT = "MinAtar/Breakout-v1"
 TINY = ["warmup=64", "lanes=4", "batch=8", "eval_every=0", "capacity=200", "log_every=160"]
@@ -42,6 +46,9 @@ def test_refusals(base: Path, tmp_path: Path) -> None:
     assert "other preprocessing" in refusal("s-dqn", base=base, changes={"env_settings": {"sticky": 0.1}})
     assert "no use for it" in refusal("dqn", base=base)
     assert "takes its robustness from its base" in refusal("s-dqn+sa", base=base)
+    assert "is a dqn agent; give a dqn+radial agent" in refusal("s-dqn+radial", base=base)
+    assert "a regulariser" in refusal("s-dqn+sa", denoiser="none")
+    assert "the budget of --adversarial" in refusal("s-dqn", base=base, changes={"epsilon": 0.1})
     assert "without --base" in refusal("s-dqn", base=base, denoiser="none")
     assert "unknown denoiser 'fst'" in refusal("s-dqn", base=base, denoiser="fst")
     assert "unknown adversarial training" in refusal("s-dqn", base=base, adversarial="pgd9")
@@ -50,6 +57,55 @@ def test_refusals(base: Path, tmp_path: Path) -> None:
     assert "epsilon must exceed 0" in refusal("dqn+sa", changes={"epsilon": 0.0})
     assert "fewer transitions than one batch" in refusal("dqn", changes={"warmup": 3})
     assert "no such file" in refusal("s-dqn", base=tmp_path / "nowhere.safetensors")
+
+
+def test_a_base_of_other_preprocessing_is_refused(base: Path, tmp_path: Path) -> None:
+    agent = load_agent(base)
+    scaled = Agent(agent.network, Normaliser("scale", 0.5), agent.info)
+    other = save_agent(scaled, tmp_path / "scaled.safetensors")
+    assert "normalised by 'scale'" in refusal("s-dqn", base=other)
+    six = Agent(agent.network, agent.normaliser, replace(agent.info, actions=6))
+    assert "takes 3 discrete actions" in refusal("s-dqn", base=save_agent(six, tmp_path / "six.safetensors"))
+
+
+def test_options_without_a_use_are_refused(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "dqn", "--env", BREAKOUT, "--samples", "9"]) != 0
+    assert "--samples counts the noise draws of a smoothed agent" in capsys.readouterr().err
+    job = configure(parse("s-dqn"), BREAKOUT, {"samples": 9}, base=base)
+    assert job.config.samples == 9
+
+
+def test_a_denoiser_that_does_not_fit_leaves_no_run_folder(base: Path, tmp_path: Path) -> None:
+    job = configure(parse("s-dqn"), BREAKOUT, {}, base=base, denoiser="mlp")
+    with pytest.raises(UserError, match="--denoiser fast"):
+        train(job, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_denoiser_before_a_robust_base_says_so_in_its_name(base: Path, tmp_path: Path) -> None:
+    agent = load_agent(base)
+    robust = Agent(agent.network, agent.normaliser, replace(agent.info, method="dqn+radial"))
+    job = configure(
+        parse("s-dqn+radial"), BREAKOUT, {}, base=save_agent(robust, tmp_path / "radial.safetensors")
+    )
+    assert (job.config.method, job.config.denoiser) == ("s-dqn+radial", "fast")
+
+
+def test_presets_of_the_reference() -> None:
+    """Where the games and the methods of the paper differ from one another."""
+    freeway, road = "FreewayNoFrameskip-v4", "RoadRunnerNoFrameskip-v4"
+
+    def paper(method: str, env: str) -> DQNConfig:
+        return preset_config(method, env, "paper", parse(method).regulariser)
+
+    assert paper("dqn", freeway).explore_steps == 100_000
+    assert paper("dqn+sa", freeway).explore_steps == 1_500_000
+    assert (paper("dqn+sa", road).kappa, paper("dqn+sa", road).target_every) == (0.01, 32_000)
+    assert (paper("dqn+radial", road).adam_eps, paper("dqn+radial", freeway).adam_eps) == (1.5e-4, 1e-8)
+    assert s_dqn_preset(road, True, "paper") | {"sigma": 0.05, "epsilon": 0.03, "denoiser": "dncnn"} == (
+        s_dqn_preset(road, True, "paper")
+    )
+    assert noisy_config(road, "paper").sigma == 0.05
 
 
 def test_an_s_dqn_agent_is_no_base(base: Path, tmp_path: Path) -> None:
