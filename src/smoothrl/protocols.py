@@ -59,6 +59,8 @@ class Protocol:
     """Smoothed attacks: one noise draw in each gradient, not an average over several (EOT)."""
     mad_injected_noise: bool
     """MAD: Langevin noise added to the gradient, large against small gradients."""
+    mad_unclipped: bool
+    """MAD: the change of the policy's output counts also where the environment clips it away."""
     pgd_cross_entropy: bool
     """PGD: cross entropy of the Q-values as logits, not the margin of the smoothed decision."""
     critic_shuffled: bool
@@ -103,6 +105,7 @@ PAPER = Protocol(
     attack_through_smoothing=False,
     attack_single_draw=True,
     mad_injected_noise=True,
+    mad_unclipped=True,
     pgd_cross_entropy=True,
     critic_shuffled=True,
     critic_of_exploration=True,
@@ -137,6 +140,7 @@ SOUND = Protocol(
     attack_through_smoothing=True,
     attack_single_draw=False,
     mad_injected_noise=False,
+    mad_unclipped=False,
     pgd_cross_entropy=False,
     critic_shuffled=False,
     critic_of_exploration=False,

@@ -9,6 +9,7 @@ import torch
 from smoothrl import networks
 from smoothrl.attacks import Budget, make_budget
 from smoothrl.attacks import objectives as obj
+from smoothrl.attacks.gradient import first_of_the_best
 from smoothrl.attacks.loop import GradientHealth, Search, ascend, value_and_gradient
 from smoothrl.attacks.pullback import forward
 from smoothrl.errors import UserError
@@ -34,6 +35,7 @@ def critic(clean, actions):
 
 POLICY_OBJECTIVES = {
     "mad": obj.maximal_action_difference,
+    "mad executed": obj.executed_difference(torch.tensor([-0.1, -0.2]), torch.tensor([0.2, 0.1])),
     "min-rs": obj.lowest_value(critic),
     "pa-ad": obj.directed(),
     "pa-ad flipped": obj.directed(-1.0),
@@ -76,6 +78,8 @@ def test_objectives_by_hand():
     outputs = torch.tensor([[[1.0, 0.0], [3.0, 2.0]]])
     aim = obj.Aim(torch.zeros(1, 2), torch.tensor([[1.0, 3.0]]), torch.tensor([0]))
     assert obj.maximal_action_difference(outputs, aim).item() == pytest.approx(1.0 + 4.0)
+    executed = obj.executed_difference(torch.tensor([-1.0, 2.0]), torch.tensor([1.5, 4.0]))
+    assert executed(outputs, aim).item() == pytest.approx(0.25 + 1.0 + 0.01 * 5.0)
     entropy = np.log(1 + np.exp(-1.0))
     assert obj.cross_entropy(outputs, aim).item() == pytest.approx(entropy)
     assert obj.vote_margin("mean")(outputs, aim).item() == pytest.approx(-1.0)
@@ -136,6 +140,12 @@ def test_keep_best_never_returns_less_than_the_start():
     search = Search(5, "fixed", 1.0, keep_best=True)
     found = ascend(loss, clean, clean, Budget(0.3), search)
     assert torch.equal(found, clean)
+
+
+def test_the_first_of_nearly_equal_restarts_is_kept():
+    values = torch.tensor([[0.8, 0.7, -1.2], [1.0, 1.0, -1.0], [0.9, 0.1, -9.0]])
+    assert first_of_the_best(values, 0.25).tolist() == [0, 1, 0]
+    assert first_of_the_best(values, 0.0).tolist() == [1, 1, 1]
 
 
 def test_health_counts_zero_and_broken_gradients():

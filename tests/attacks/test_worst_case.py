@@ -61,6 +61,28 @@ def test_mad_return_on_the_toy_game(protocol):
     assert found.mean < play(agent, None, Episodes(20, 3)).mean + 0.5
 
 
+def test_only_changes_that_are_executed_count():
+    """a = x + 2 u = 0.9 in the box [-1, 1]: up only 0.1 is left, down the whole 3 epsilon = 0.6."""
+    agent = linear_policy([[1.0, 2.0]])
+    x = torch.tensor([[0.9, 0.0]]).repeat(40, 1)
+    index = list(range(40))
+
+    def executed(protocol):
+        moved = make_attack("mad", agent, 0.2, protocol=protocol).perturb(x, index, StreamNoise(index), 0)
+        return (agent.forward(moved).clamp(-1, 1) - agent.forward(x)).abs()[:, 0]
+
+    assert executed(SOUND).numpy() == pytest.approx(0.6, abs=1e-5)
+    assert executed(PAPER).min() == pytest.approx(0.1, abs=1e-5)
+
+
+def test_equally_large_changes_are_taken_at_random():
+    """a = x at 0: +epsilon and -epsilon change the action alike, and each is taken about half of the time."""
+    agent = linear_policy([[1.0, 0.0]])
+    x, index = torch.zeros(400, 2), list(range(400))
+    moved = make_attack("mad", agent, 0.2).perturb(x, index, StreamNoise(index), 0)
+    assert 0.4 < float((moved[:, 0] > 0).float().mean()) < 0.6
+
+
 def test_identity_policy_loses_epsilon_squared_a_step():
     """a = x earns 1 a step; any shift by epsilon earns 1 - epsilon^2: the return is L (1 - epsilon^2)."""
     agent, epsilon = linear_policy([[1.0, 0.0]]), 0.3

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import torch
+
+from smoothrl import envs
 from smoothrl.agents import Agent
 from smoothrl.attacks import objectives
 from smoothrl.attacks.adversary import Adversary, check_adversary
@@ -13,8 +16,12 @@ from smoothrl.attacks.budget import Budget, make_budget
 from smoothrl.attacks.gradient import GradientAttack, QAttack
 from smoothrl.attacks.learned import DirectedAttack, DirectedQAttack, OptimalAttack, critic_of
 from smoothrl.attacks.loop import Search
+from smoothrl.attacks.objectives import Objective
 from smoothrl.errors import UserError, unknown
 from smoothrl.protocols import SOUND, Protocol
+
+MAD_TIE = 0.25
+"""Action changes this close to the largest count as equal: the objective cannot tell which hurts most."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +186,7 @@ def _build(
         assert adversary is not None
         objective, start = objectives.lowest_value(critic_of(adversary.network)), "uniform"
     else:
-        objective, start = objectives.maximal_action_difference, "sign"
+        objective, start = _action_difference(agent, protocol), "sign"
     return GradientAttack(
         agent,
         budget,
@@ -190,6 +197,25 @@ def _build(
         start="uniform" if start == "uniform" else "sign",
         injected=kind == "mad" and protocol.mad_injected_noise,
     )
+
+
+def _action_difference(agent: Agent, protocol: Protocol) -> Objective:
+    box = None if protocol.mad_unclipped else action_box(agent)
+    if box is None:
+        return objectives.maximal_action_difference
+    return objectives.executed_difference(*(torch.tensor(side, device=agent.device) for side in box))
+
+
+def action_box(agent: Agent) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """What the agent's environment clips actions to; None where that is not known."""
+    low, high = agent.info.action_low, agent.info.action_high
+    if not low:
+        try:
+            spec = envs.spec(agent.info.env_id, **agent.info.env_settings)
+        except UserError:
+            return None
+        low, high = spec.action_low, spec.action_high
+    return (low, high) if len(low) == len(high) == agent.info.actions else None
 
 
 def plan_of(kind: str, agent: Agent, protocol: Protocol, overrides: Overrides) -> Search:
@@ -207,7 +233,7 @@ def plan_of(kind: str, agent: Agent, protocol: Protocol, overrides: Overrides) -
     elif kind == "pa-ad":
         plan = Search(6, "decay", 1.0, draws, restarts=4, keep_best=True)
     else:
-        plan = Search(3, "fixed", 2.0, draws, restarts=4)
+        plan = Search(3, "fixed", 2.0, draws, restarts=4, tie=MAD_TIE if kind == "mad" else 0.0)
     wanted = {k: v for k in ("steps", "draws", "restarts") if (v := getattr(overrides, k)) is not None}
     if overrides.adaptive:
         return replace(plan, rule="adaptive", first_step=None, keep_best=True, **wanted)

@@ -143,7 +143,9 @@ class GradientAttack(Attack):
         if plan.restarts == 1:
             return found
         with torch.no_grad():
-            best = judged(found, plan.steps + 1, self.score).view(plan.restarts, -1).argmax(0)
+            best = first_of_the_best(
+                judged(found, plan.steps + 1, self.score).view(plan.restarts, -1), plan.tie
+            )
         return found.view(plan.restarts, *observations.shape)[
             best, torch.arange(len(best), device=best.device)
         ]
@@ -185,6 +187,12 @@ class GradientAttack(Attack):
         normal = supply.take(self.plan.steps)
         scale = math.sqrt(2.0 * self.plan.size(self.budget.epsilon))
         return lambda i: tile(normal[:, i], self.plan.restarts) * (scale / (i + 2))
+
+
+def first_of_the_best(values: Tensor, tie: float) -> Tensor:
+    """For each column the first row that is at most the share `tie` below the largest."""
+    top = values.amax(0)
+    return (values >= top - tie * top.abs()).int().argmax(0)
 
 
 def tile(x: Tensor, restarts: int) -> Tensor:

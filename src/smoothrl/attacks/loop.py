@@ -35,6 +35,8 @@ class Search:
     """Noise draws averaged in each gradient (EOT); only for a smoothed decision."""
     restarts: int = 1
     """Starting points; the best result of each row is kept."""
+    tie: float = 0.0
+    """Restarts within this share of the best count as equal, and the first, a random one, is kept."""
     keep_best: bool = False
     """Return the best iterate instead of the last one."""
 

@@ -36,6 +36,8 @@ class Aim:
     """PA-AD on policies: the change of the action to provoke."""
 
 
+BEYOND = 0.01
+"""Weight of a change of the action that the environment clips away."""
 Objective: TypeAlias = Callable[[Tensor, Aim], Tensor]
 Critic: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """Q(clean observations, actions) -> (rows,)."""
@@ -45,6 +47,21 @@ def maximal_action_difference(outputs: Tensor, aim: Aim) -> Tensor:
     """MAD: the squared change of the (smoothed) action."""
     assert aim.reference is not None
     return (outputs.mean(1) - aim.reference).square().sum(-1)
+
+
+def executed_difference(low: Tensor, high: Tensor) -> Objective:
+    """MAD on the action that is executed: clipped to the environment's box; what lies beyond hardly counts.
+
+    The little that does keeps a gradient where both actions are clipped.
+    """
+
+    def objective(outputs: Tensor, aim: Aim) -> Tensor:
+        assert aim.reference is not None
+        action, reference = outputs.mean(1), aim.reference
+        executed = torch.clamp(action, low, high) - torch.clamp(reference, low, high)
+        return executed.square().sum(-1) + BEYOND * (action - reference).square().sum(-1)
+
+    return objective
 
 
 def lowest_value(critic: Critic) -> Objective:

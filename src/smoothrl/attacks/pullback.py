@@ -13,10 +13,7 @@ from torch import Tensor, nn
 
 from smoothrl import networks
 from smoothrl.agents import Agent
-
-MIN_ROWS = 8
-"""Smaller batches are padded, so that a row's numbers do not depend on the number of rows."""
-
+from smoothrl.agents.agent import ROW_TILE
 
 PART_FLOATS = 1 << 17
 """Larger networks take at most this many input numbers at once (18 frames of 84 x 84)."""
@@ -71,10 +68,14 @@ class _Parts(torch.autograd.Function):
 
 
 def forward(agent: Agent, rows: Tensor) -> Tensor:
-    """The base network's outputs on rows (n, ...), differentiable in them."""
+    """The base network's outputs on rows (n, ...), differentiable in them.
+
+    Whole tiles of rows, as when the agent acts: a row's numbers do not depend on the number of rows.
+    """
     count = rows.shape[0]
-    if count < MIN_ROWS and not agent.batch_statistics:
-        rows = torch.cat([rows, rows[:1].detach().expand(MIN_ROWS - count, *rows.shape[1:])])
+    padded = max(2 * ROW_TILE, -(-count // ROW_TILE) * ROW_TILE)
+    if count < padded and not agent.batch_statistics:
+        rows = torch.cat([rows, rows[:1].detach().expand(padded - count, *rows.shape[1:])])
     mlp = plain_mlp(agent.network)
     if mlp is None or rows.dtype != torch.float32:
         return _in_parts(agent, rows)[:count]
@@ -84,7 +85,7 @@ def forward(agent: Agent, rows: Tensor) -> Tensor:
 
 def _in_parts(agent: Agent, rows: Tensor) -> Tensor:
     """Large batches in parts that are computed again on the way back: memory does not grow with the batch."""
-    size = max(MIN_ROWS, PART_FLOATS // max(1, rows[0].numel()))
+    size = max(2, PART_FLOATS // max(1, rows[0].numel()) // ROW_TILE) * ROW_TILE
     if rows.shape[0] <= size or agent.batch_statistics:
         return agent.forward(rows)
     return _Parts.apply(rows, agent, size)  # type: ignore[no-untyped-call,no-any-return]
