@@ -140,24 +140,21 @@ def rollout_pair(env_id: str, steps: int, settings: dict[str, Any]) -> tuple[flo
     Every seventh action is far outside the bounds: control costs must use the raw action on both sides.
     """
     rng = np.random.default_rng(0)
-    worst_obs = worst_reward = 0.0
-    ends = done = 0
-    while done < steps:
-        pair = [envs.make_episodes(env_id, [0], backend=b, **settings) for b in ("envpool", "gymnasium")]
-        fast, slow = (episodes.reset() for episodes in pair)
-        worst_obs = max(worst_obs, float(np.abs(fast - slow).max()))
-        while pair[1].running[0] and done < steps:
-            scale = 3.0 if done % 7 == 0 else 0.5
-            action = rng.normal(size=(1, pair[0].description.action_size)) * scale
-            a, b = (episodes.step(np.array([0]), action) for episodes in pair)
-            worst_obs = max(worst_obs, float(np.abs(a[0] - b[0]).max()))
-            worst_reward = max(worst_reward, abs(float(a[1][0] - b[1][0])))
-            assert a[2][0] == b[2][0]
-            assert a[3][0] == b[3][0]
-            done += 1
-        ends += int(not pair[1].running[0])
-        for episodes in pair:
-            episodes.close()
+    pair = [envs.make(env_id, 1, seed=0, backend=b, **settings) for b in ("envpool", "gymnasium")]
+    fast, slow = (env.reset()[0] for env in pair)
+    worst_obs, worst_reward, ends = float(np.abs(fast - slow).max()), 0.0, 0
+    for t in range(steps):
+        scale = 3.0 if t % 7 == 0 else 0.5
+        action = rng.normal(size=(1, pair[0].description.action_size)) * scale
+        a, b = (env.step(action) for env in pair)
+        last = [step[4].get("final_obs", step[0]) for step in (a, b)]
+        for left, right in ((a[0], b[0]), last):
+            worst_obs = max(worst_obs, float(np.abs(left - right).max()))
+        worst_reward = max(worst_reward, abs(float(a[1][0] - b[1][0])))
+        assert (a[2][0], a[3][0]) == (b[2][0], b[3][0])
+        ends += int(a[2][0] | a[3][0])
+    for env in pair:
+        env.close()
     return worst_obs, worst_reward, ends
 
 
