@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,9 @@ def main() -> None:
         size = path.stat().st_size
         path.unlink()
         raise SystemExit(f"{path.name}: {size / 1e6:.1f} MB, and the zoo takes agents of less than 4 MB")
+    curve = (options.agent if options.agent.is_dir() else options.agent.parent) / "progress.csv"
+    if curve.is_file():
+        shutil.copyfile(curve, path.with_suffix(".csv"))
     manifest = HERE / "manifest.json"
     entries = json.loads(manifest.read_text()) if manifest.exists() else {}
     entries[path.stem] = entry(agent, path.name, options.episodes, options.seed)
