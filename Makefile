@@ -30,7 +30,7 @@ test: lint
 	$(BIN)/pytest -q -n $(WORKERS) --dist worksteal
 
 soundness: $(STAMP)
-	$(BIN)/pytest -q -m slow tests/certificates
+	$(BIN)/pytest -q -m slow tests/certificates tests/test_attack_against_certificate.py
 
 docs: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"

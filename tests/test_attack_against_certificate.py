@@ -4,6 +4,7 @@ changes what was certified, beyond the failure rate that the certificate states.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,19 +12,34 @@ import torch
 
 from smoothrl import certification, rollout
 from smoothrl.agents import Agent, Smoothing, load_agent
+from smoothrl.agents.importers import import_released
 from smoothrl.attacks import Overrides, make_attack
+from smoothrl.certificates import action_bound
 from smoothrl.certificates.intervals import binomial_quantile, cp_upper
 from smoothrl.certificates.radius import default_mode, radius
 from smoothrl.noise import GeneratorNoise
 from smoothrl.smoothing import vote_counts
 
-ZOO = sorted((Path(__file__).parents[1] / "zoo").glob("*.safetensors"))
+ROOT = Path(__file__).parents[1]
+ZOO = sorted((ROOT / "zoo").glob("*.safetensors"))
+RELEASED = sorted((ROOT.parent / "shared" / "released" / "s-ppo-hopper").glob("hopper_*.model"))
 ALPHA = 0.05
 CHANCE = 1e-6
 
 
 def of_kind(kind: str) -> list[Path]:
     return [path for path in ZOO if load_agent(path).smoothing.kind == kind]
+
+
+def policies() -> list[Any]:
+    """Median policies: ours always, the paper's released ones in the full set (`make soundness`)."""
+    return [*of_kind("median"), *(pytest.param(path, marks=pytest.mark.slow) for path in RELEASED)]
+
+
+def policy(path: Path) -> Agent:
+    if path.suffix == ".safetensors":
+        return load_agent(path)
+    return import_released(path).agent.with_smoothing(Smoothing("median", 0.2, 100))
 
 
 def visited(agent: Agent, states: int) -> torch.Tensor:
@@ -73,9 +89,9 @@ def test_far_outside_the_radius_the_same_attack_does_change_actions(path: Path) 
     assert (after[found.certified] != found.action[found.certified]).any()
 
 
-@pytest.mark.parametrize("path", of_kind("median"), ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", policies(), ids=lambda p: p.stem)
 def test_attacked_returns_stay_above_the_return_bound(path: Path) -> None:
-    agent = load_agent(path)
+    agent = policy(path)
     horizon, epsilon, episodes = 150, 0.004, 100
     bound = certification.certify_return(agent, 200, 1, epsilons=(epsilon,), horizon=horizon)
     one = certification.one_draw(agent)
@@ -85,15 +101,13 @@ def test_attacked_returns_stay_above_the_return_bound(path: Path) -> None:
     assert above >= binomial_quantile(CHANCE, episodes, 0.5)
 
 
-@pytest.mark.parametrize("path", of_kind("median"), ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", policies(), ids=lambda p: p.stem)
 def test_attacked_actions_stay_inside_the_action_bound(path: Path) -> None:
-    agent = load_agent(path)
+    agent = policy(path)
     agent = agent.with_smoothing(Smoothing("median", agent.smoothing.sigma, 400))
     states, epsilon = visited(agent, 20), 0.1
     noise = GeneratorNoise(torch.Generator().manual_seed(1))
     samples = agent.sample_outputs(states, noise).numpy()
-    from smoothrl.certificates import action_bound
-
     bound = action_bound(samples, epsilon, agent.smoothing.sigma, alpha=ALPHA)
     attack = make_attack("s-mad", agent, epsilon, "l2")
     attacked = attack.perturb(states, range(len(states)), noise, 0)

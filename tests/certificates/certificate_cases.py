@@ -104,7 +104,7 @@ for margin in (0.0, 0.4, 1.3):
         )
 for fillers, x in ((1, 0.35), (2, 0.1)):
     slab_truth = np.array([(0.5 + 0.9) / 2 - x, -1.0, *[-1.0] * fillers])
-    for kind in ("majority", "rank"):
+    for kind in ("majority", "rank", "cohen", "anytime"):
         SOUND[f"radius {kind}, slabs with {fillers} fillers"] = _agent_radius(
             lambda fillers=fillers: toys.slab_agent(0.5, 0.9, 0.4, fillers), [x, 0.0, 0.0], slab_truth, kind
         )
@@ -113,13 +113,14 @@ for x in (0.3, 1.1):
     top = int(toys.bins_probabilities(BINS, x, 0.5).argmax())
     bins_truth = np.full(5, -1.0)
     bins_truth[top] = toys.bins_radius(BINS, x, 0.5)
-    SOUND[f"radius rank, bins agent at {x}"] = _agent_radius(
-        lambda: toys.bins_agent(BINS, 0.5), [x], bins_truth, "rank"
-    )
+    for kind in ("majority", "rank", "cohen", "anytime"):
+        SOUND[f"radius {kind}, bins agent at {x}"] = _agent_radius(
+            lambda: toys.bins_agent(BINS, 0.5), [x], bins_truth, kind
+        )
 for inside in (0.9, 0.6):
     c = float(z((1 + inside) / 2)) * 0.5
     band_truth = np.array([-1.0, toys.band_radius(c, 0.5)])
-    for kind in ("majority", "rank"):
+    for kind in ("majority", "rank", "cohen", "anytime"):
         SOUND[f"radius {kind}, band agent, p = {inside}"] = _agent_radius(
             lambda c=c: toys.band_agent(c, 0.5), [0.0], band_truth, kind
         )
@@ -376,7 +377,8 @@ def _joint(adaptive: bool, schedule: str) -> Case:
             counts[:, t] = np.stack([100 - k, k], axis=1)
         false = np.zeros(reps, dtype=bool)
         for r in range(reps):
-            result = joint_radius(counts[r], sigma, ALPHA, "majority", cap=steps, schedule=schedule)
+            cap = steps if schedule == "uniform" else None
+            result = joint_radius(counts[r], sigma, ALPHA, "majority", cap=cap, schedule=schedule)
             wrong = (result.steps.action == 0) | (result.radius > margins[r] + EDGE)
             false[r] = bool((result.steps.certified & wrong).any())
         return Outcome(false, np.ones(reps, dtype=bool), ALPHA)
@@ -386,6 +388,7 @@ def _joint(adaptive: bool, schedule: str) -> Case:
 
 SOUND["joint, grid of margins"] = _joint(adaptive=False, schedule="uniform")
 SOUND["joint, adaptive states"] = _joint(adaptive=True, schedule="uniform")
+SOUND["joint, adaptive states, any length"] = _joint(adaptive=True, schedule="anytime")
 
 
 # --- known bad --------------------------------------------------------------------------------------

@@ -230,7 +230,11 @@ def test_confidence_sequence_costs_little() -> None:
 
 
 def test_log_e_value_far_in_the_tail() -> None:
-    found = intervals.log_e_value([0, 10, 99_990], [500, 10_000, 100_000], [0.999, 0.999, 0.2])
+    """Beyond the smallest float; figures from 60-digit arithmetic."""
+    assert intervals.log_e_value(0, 500, 0.99) == pytest.approx(-6.905412493618876, rel=1e-10)
+    assert intervals.log_e_value(0, 500, 0.8, (1.0, 1.0)) == pytest.approx(-6.2166061010848646, rel=1e-10)
+    assert intervals.log_e_value(0, 500, 0.99, (2.0, 1.0)) == pytest.approx(-6.221623773783191, rel=1e-10)
+    found = intervals.log_e_value([10, 99_990, 300], [10_000, 100_000, 100_290], [0.999, 0.2, 0.8])
     assert np.isfinite(found).all()
 
 

@@ -168,6 +168,8 @@ class ActionBoundResult:
     """The action box, if one was given; `clipped` uses it."""
     claim: Claim
     """What is claimed of each state."""
+    violation: float = math.nan
+    """Paper mode: how often one side of one coordinate fails at most, for a continuous tight law."""
 
     @property
     def finite(self) -> npt.NDArray[np.bool_]:
@@ -409,6 +411,7 @@ def _paper_bound(
         reading=reading,
         box=box,
         claim=Claim(**{**claim.to_json(), "valid": valid, "confidence": None}),
+        violation=violation,
     )
 
 

@@ -92,18 +92,25 @@ def log_e_value(
 
 
 def _log_upper_beta(a: FloatArray, b: FloatArray, x: FloatArray) -> FloatArray:
-    """log P(Beta(a, b) > x), kept finite far in the tail by a first-order Laplace term."""
-    tail = special.betaincc(a, b, x)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        log_tail = np.log(tail)
-        slope = (a - 1.0) / x - (b - 1.0) / (1.0 - x)
-        laplace = (
-            special.xlogy(a - 1.0, x)
-            + special.xlog1py(b - 1.0, -x)
-            - special.betaln(a, b)
-            - np.log(np.maximum(-slope, 1e-300))
-        )
-    return np.asarray(np.where(tail > 1e-290, log_tail, laplace), dtype=np.float64)
+    """log P(Beta(a, b) > x), finite far beyond where the probability itself underflows."""
+    tail = np.asarray(special.betaincc(a, b, x), dtype=np.float64)
+    far = tail <= 1e-290
+    result = np.array(np.log(np.where(far, 1.0, tail)))
+    if bool(far.any()):
+        result[far] = _log_far_beta(a[far], b[far], x[far])
+    return np.asarray(result, dtype=np.float64)
+
+
+def _log_far_beta(a: FloatArray, b: FloatArray, x: FloatArray) -> FloatArray:
+    """y^b x^a / (b B(a, b)) sum_j prod_{i<j} y (a+b+i)/(b+1+i), y = 1 - x: all ratios are below 1."""
+    y = 1.0 - x
+    total = term = np.ones_like(x)
+    j = 0
+    while bool((term > 1e-17 * total).any()):
+        term = term * y * (a + b + j) / (b + 1.0 + j)
+        total, j = total + term, j + 1
+    front = special.xlogy(b, y) + special.xlogy(a, x) - np.log(b) - special.betaln(a, b)
+    return np.asarray(front + np.log(total), dtype=np.float64)
 
 
 def cs_lower(
