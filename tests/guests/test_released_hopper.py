@@ -52,9 +52,18 @@ def test_page_is_filled_between_its_marks_and_again(tmp_path: Path) -> None:
         folder = tmp_path / name
         (folder / "jobs" / "certify-1").mkdir(parents=True)
         rows = [
-            row("ppo", "clean", 3328.2, low=3327.0, high=3329.0, episodes=2, returns=(1.0, 2.0)),
+            row(
+                "ppo",
+                "clean",
+                3328.2,
+                low=3327.0,
+                high=3329.0,
+                episodes=2,
+                returns=(1.0, 2.0),
+                protocol=protocol,
+            ),
             row("s-ppo", "mad", 2671.0, 0.075, low=2396.0, high=2949.0, std=900.0, protocol=protocol),
-            row("s-ppo", "reward_lower_bound", 5.0, 0.002, agent_hash="h", episodes=300),
+            row("s-ppo", "reward_lower_bound", 5.0, 0.002, agent_hash="h", episodes=300, protocol=protocol),
         ]
         write_rows(rows, folder / "results.csv")
         returns = np.random.default_rng(0).uniform(1000, 3000, 300).tolist()
@@ -83,6 +92,12 @@ def test_page_is_filled_between_its_marks_and_again(tmp_path: Path) -> None:
     assert page.main(arguments) == 0
     assert target.read_text() == once
     assert (tmp_path / "page.csv").is_file()
+    again = [row("s-ppo", "mad", 1500.0, 0.075, low=1400.0, high=1600.0, protocol="sound")]
+    write_rows(again, tmp_path / "s" / "results.csv")
+    assert page.main([str(tmp_path / "page.csv"), str(tmp_path / "s"), str(target)]) == 0
+    both = "2671 [2396, 2949] | 2671 [2396, 2949]"
+    assert both in once
+    assert target.read_text() == once.replace(both, "2671 [2396, 2949] | 1500 [1400, 1600]")
 
 
 @needs_files

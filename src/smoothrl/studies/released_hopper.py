@@ -35,6 +35,11 @@ class Table:
     """Distance of each published return bound, counted in episodes (`count_distance`)."""
 
     @classmethod
+    def kept(cls, rows: Path, protocol: str) -> Table:
+        """What an earlier page wrote of this protocol; the certificates' episodes are not in it."""
+        return cls({(r.agent, r.metric, r.epsilon): r for r in read_rows(rows) if r.protocol == protocol})
+
+    @classmethod
     def read(cls, folder: Path) -> Table:
         """The results of a study, the interval of each return bound added from its certificate's returns."""
         found = {(r.agent, r.metric, r.epsilon): r for r in read_rows(folder / "results.csv")}
@@ -280,8 +285,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m smoothrl.studies.released_hopper",
         description="Fill the tables of docs/results/released-hopper.md from two study folders.",
     )
-    parser.add_argument("paper", type=Path, help="folder of the study under protocol paper")
-    parser.add_argument("sound", type=Path, help="folder of the study under protocol sound")
+    parser.add_argument(
+        "paper", type=Path, help="folder of the study under protocol paper, or the page's own .csv"
+    )
+    parser.add_argument(
+        "sound", type=Path, help="folder under protocol sound; with the .csv, what replaces its rows"
+    )
     parser.add_argument(
         "page", type=Path, help="Markdown page whose tables are replaced; its .csv lies beside"
     )
@@ -289,9 +298,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--long", type=Path, nargs="*", default=[], help="rows of `evaluate --episodes 500 --json`"
     )
     options = parser.parse_args(argv)
-    paper = Table.read(options.paper)
-    sound = Table.read(options.sound).with_exact_bounds(options.paper)
-    tables = {name: section(paper, sound) for name, section in SECTIONS.items()}
+    sections = dict(SECTIONS)
+    if options.paper.is_file():
+        paper, sound = Table.kept(options.paper, "paper"), Table.kept(options.paper, "sound")
+        sound.rows.update(Table.read(options.sound).rows)
+        del sections["bounds"]
+    else:
+        paper = Table.read(options.paper)
+        sound = Table.read(options.sound).with_exact_bounds(options.paper)
+    tables = {name: section(paper, sound) for name, section in sections.items()}
     long = [row for path in options.long for row in read_rows(path)]
     if long:
         tables["long"] = long_table(long)
