@@ -16,8 +16,9 @@ from smoothrl import envs, networks
 from smoothrl.agents import Agent, AgentInfo, Normaliser
 from smoothrl.errors import UserError
 from smoothrl.learners import q_losses as losses
+from smoothrl.learners.descent import Descent
 from smoothrl.learners.q_config import DQNConfig, QConfig, RobustDQNConfig, with_changes
-from smoothrl.learners.q_loop import Report, Training, amp, config_json, learning_rate
+from smoothrl.learners.q_loop import Report, Training, config_json, learning_rate
 from smoothrl.learners.q_presets import dqn_preset, robust_preset
 from smoothrl.learners.replay import Batch
 from smoothrl.learners.run_directory import RunDirectory
@@ -102,11 +103,11 @@ def on(device: Device, array: Array) -> Tensor:
 
 def as_input(raw: Array, scale: float, precision: str = "fp32", device: Device = "cpu") -> Tensor:
     """Raw observations as network input, images channels-last (bytes travel; no detour to bf16)."""
-    image_bf16 = precision == "bf16" and raw.ndim == 4
-    x = on(device, raw).to(torch.bfloat16 if image_bf16 else torch.float32)
-    if scale != 1.0:
-        x = x.mul_(scale)
-    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
+    x = on(device, raw)
+    if x.dim() == 4:
+        x = x.contiguous(memory_format=torch.channels_last)
+    x = x.to(torch.bfloat16 if precision == "bf16" and raw.ndim == 4 else torch.float32)
+    return x.mul_(scale) if scale != 1.0 else x
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -161,8 +162,8 @@ class DQNLearner:
         self.q = seeded(description, config.seed, device)
         if init is not None:
             adopt(self.q, init)
-        self.target = placed(copied(self.q), device)
-        self.optimizer = torch.optim.Adam(self.q.parameters(), lr=config.lr, eps=config.adam_eps, fused=True)
+        self.descent = Descent(self.q, config.lr, config.adam_eps, config.precision == "bf16")
+        self.target = placed(copied(self.q).to(self.descent.dtype), device)
         self.updates = 0
         self.weighs_priorities = protocol(config.protocol).priority_weighted
 
@@ -172,18 +173,14 @@ class DQNLearner:
 
     @torch.no_grad()
     def greedy(self, observations: Array) -> Array:
-        with amp(self.config, self.device):
-            q = self.q(self.inputs(observations))
-        return np.asarray(q.float().argmax(dim=1).cpu().numpy())
+        return np.asarray(self.descent(self.inputs(observations)).argmax(dim=1).cpu().numpy())
 
     def update(self, batch: Batch, progress: float) -> tuple[npt.NDArray[np.float64], dict[str, float]]:
         actions, weights = on(self.device, batch.actions), on(self.device, batch.weights)
         notes = self.prepare(batch, progress)
         y = self.targets(batch)
         x = self.inputs(batch.observations)
-        with amp(self.config, self.device):
-            q = self.q(x)
-        q = q.float()
+        q = self.descent(x)
         each = losses.huber_td(q, actions, y)
         view = View(x, q, actions, y, weights, each, progress)
         loss, metrics = self.loss(view)
@@ -204,20 +201,18 @@ class DQNLearner:
     def targets(self, batch: Batch) -> Tensor:
         """The TD targets, nothing of them differentiated."""
         following = self.inputs(batch.following)
-        with amp(self.config, self.device):
-            target_q = self.target(following).float()
-            online_q = self.q(following).float() if self.config.double else None
+        target_q = self.target_values(following)
+        online_q = self.descent(following) if self.config.double else None
         returns, discounts = on(self.device, batch.returns), on(self.device, batch.discounts)
         return losses.td_target(returns, discounts, target_q, online_q)
 
+    def target_values(self, x: Tensor) -> Tensor:
+        """Q of the target network, in the precision of all passes."""
+        return self.target(x.to(self.descent.dtype)).float()  # type: ignore[no-any-return]
+
     def descend(self, loss: Tensor, progress: float) -> None:
         """One Adam step, and the target's copy when it is due."""
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        if self.config.grad_clip > 0.0:
-            nn.utils.clip_grad_norm_(self.q.parameters(), self.config.grad_clip)
-        self.optimizer.param_groups[0]["lr"] = learning_rate(self.config, progress)
-        self.optimizer.step()
+        self.descent.step(loss, learning_rate(self.config, progress), self.config.grad_clip)
         self.updates += 1
         if self.updates % self.config.target_every == 0:
             self.target.load_state_dict(self.q.state_dict())
@@ -229,13 +224,14 @@ class DQNLearner:
     def state(self) -> dict[str, Tensor]:
         found = {f"q.{k}": v for k, v in self.q.state_dict().items()}
         found |= {f"target.{k}": v for k, v in self.target.state_dict().items()}
-        found |= {f"adam.{k}": v for k, v in optimizer_state(self.optimizer).items()}
+        found |= {f"adam.{k}": v for k, v in optimizer_state(self.descent.optimizer).items()}
         return found | {"updates": torch.tensor(self.updates)}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         self.q.load_state_dict(part(state, "q"))
         self.target.load_state_dict(part(state, "target"))
-        load_optimizer(self.optimizer, part(state, "adam"))
+        load_optimizer(self.descent.optimizer, part(state, "adam"))
+        self.descent.refresh()
         self.updates = int(state["updates"])
 
 

