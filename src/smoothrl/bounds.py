@@ -143,8 +143,20 @@ def crown(
     """CROWN: linear bounds propagated backwards; the activations' own ranges come from IBP (CROWN-IBP) or
     from CROWN itself. Returns bounds of the outputs, or of `objective` (..., k, K) times the outputs.
     """
+    return ibp_and_crown(network, lower, upper, objective, intermediate=intermediate)[1]
+
+
+def ibp_and_crown(
+    network: nn.Module,
+    lower: Tensor,
+    upper: Tensor,
+    objective: Tensor | None = None,
+    *,
+    intermediate: Literal["ibp", "crown"] = "ibp",
+) -> tuple[Interval, Interval]:
+    """The interval of the outputs that the ranges of the activations lead to, and the one of `crown`."""
     chain = layers(network, lower.shape)
-    ranges = _activation_ranges(chain, lower, upper, intermediate)
+    ranges, reached = _activation_ranges(chain, lower, upper, intermediate)
     last = chain[-1]
     if objective is None:
         if not isinstance(last, Dense):
@@ -152,7 +164,7 @@ def crown(
         size = last.weight.shape[-1]
         objective = torch.eye(size, device=lower.device, dtype=lower.dtype)
         objective = objective.expand(*_lead(chain, lower), size, size)
-    return _backward(chain, ranges, objective, lower, upper)
+    return reached, _backward(chain, ranges, objective, lower, upper)
 
 
 def bounds(
@@ -320,8 +332,8 @@ def _concretise(rows: Tensor, constant: Tensor, lower: Tensor, upper: Tensor) ->
 
 def _activation_ranges(
     chain: Sequence[Layer], lower: Tensor, upper: Tensor, intermediate: str
-) -> dict[int, Interval]:
-    """The input range of every activation, by its place in the chain."""
+) -> tuple[dict[int, Interval], Interval]:
+    """The input range of every activation, by its place in the chain, and the range of the output."""
     ranges: dict[int, Interval] = {}
     low, high = lower, upper
     for i, layer in enumerate(chain):
@@ -330,7 +342,7 @@ def _activation_ranges(
                 low, high = _tighter(chain[:i], ranges, low, high, lower, upper)
             ranges[i] = (low, high)
         low, high = layer.forward(low, high)
-    return ranges
+    return ranges, (low, high)
 
 
 def _tighter(
@@ -495,7 +507,7 @@ def chain_crown(chain: Sequence[Layer], lower: Tensor, upper: Tensor) -> Interva
     """CROWN-IBP bounds of the output of a chain that ends in a dense layer."""
     last = chain[-1]
     assert isinstance(last, Dense)
-    ranges = _activation_ranges(chain, lower, upper, "ibp")
+    ranges = _activation_ranges(chain, lower, upper, "ibp")[0]
     size = last.weight.shape[-1]
     identity = torch.eye(size, device=lower.device, dtype=lower.dtype)
     return _backward(chain, ranges, identity.expand(*_lead(chain, lower), size, size), lower, upper)

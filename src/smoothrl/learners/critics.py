@@ -197,11 +197,11 @@ def critic_loss(
         return loss
     radius, weight = grid
     lower, upper = bounds.box(pairs, grown * radius.view(-1, 1, 1))
-    low, high = bounds.ibp(critics, lower, upper)
     if grown < 1.0:
-        linear = bounds.crown(critics, lower, upper)
-        low = grown * low + (1 - grown) * linear[0]
-        high = grown * high + (1 - grown) * linear[1]
+        (low, high), linear = bounds.ibp_and_crown(critics, lower, upper)
+        low, high = torch.lerp(linear[0], low, grown), torch.lerp(linear[1], high, grown)
+    else:
+        low, high = bounds.ibp(critics, lower, upper)
     width = torch.maximum(high[..., 0] - q, q - low[..., 0])
     return loss + weight * width.square().mean(1)
 

@@ -32,8 +32,8 @@ def views(flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
 class Descent:
     """One optimiser step of a Q-network.
 
-    The network keeps float32 weights. With `half` its passes run in `fast`, a twin whose weights are rounded to
-    bfloat16 after every step: the numbers of autocast, which rounds every weight again in every pass.
+    The network keeps float32 weights. With `half` its passes run in `fast`, a twin whose weights are rounded
+    to bfloat16 after every step: the numbers of autocast, which rounds every weight again in every pass.
     """
 
     def __init__(self, network: nn.Module, lr: float, eps: float, half: bool) -> None:

@@ -97,5 +97,6 @@ class Means:
         noise = batch.noise
         if noise is None:
             rows, size = batch.states.shape[1:]
-            noise = draw(self.sources, rows, self.smoothing.samples, size).mul_(self.smoothing.sigma)
+            drawn = draw(self.sources, size, rows, self.smoothing.samples).mul_(self.smoothing.sigma)
+            noise = drawn.permute(0, 2, 3, 1)
         return policy.smoothed_mean(batch.states, noise)

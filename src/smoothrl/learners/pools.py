@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from smoothrl.bounds import Activation, Dense, Layer
+from smoothrl.learners.smoothed_pass import SmoothedPass
 from smoothrl.networks import MLP, GaussianPolicy, orthogonal
 from smoothrl.smoothing import median_rank
 
@@ -133,77 +134,6 @@ class _Pass(torch.autograd.Function):
         return (None if out is None else _tensor(out), None if back is None else _tensor(back), None)
 
 
-class _SmoothedPass(torch.autograd.Function):
-    """Median of the outputs over noisy inputs. All samples are ranked; only the selected ones are kept."""
-
-    @staticmethod
-    def forward(ctx: Any, theta: Tensor, x: Tensor, noise: Tensor, sizes: Sizes) -> Tensor:
-        ctx.theta, ctx.sizes = _plain(theta), sizes
-        ranked = _rank_in_cache if isinstance(ctx.theta, np.ndarray) else _rank
-        median, ctx.saved = ranked(ctx.theta, sizes, _plain(x), _plain(noise))
-        return _tensor(median)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        """Each (state, coordinate) has one selected row, which feels that coordinate's gradient alone."""
-        grad = _plain(grads[0])
-        pool, batch, actions = grad.shape
-        eye = (
-            np.eye(actions, dtype=np.float32) if isinstance(grad, np.ndarray) else torch.eye(actions).to(grad)
-        )
-        rows = (grad[..., None] * eye).reshape(pool, batch * actions, actions)
-        want_theta, want_x = ctx.needs_input_grad[:2]
-        out = _empty_like(ctx.theta) if want_theta else None
-        back = _backward(ctx.theta, ctx.sizes, ctx.saved, rows, want_x, out)
-        to_x = None if back is None else _tensor(back.reshape(pool, batch, actions, -1).sum(axis=2))
-        return (None if out is None else _tensor(out), to_x, None, None)
-
-
-def _rank(theta: Numbers, sizes: Sizes, x: Numbers, noise: Numbers) -> tuple[Numbers, list[Numbers]]:
-    """Medians (P, B, A) over noisy copies of x, and the inputs of every layer at the selected copies."""
-    noisy = x[:, :, None] + noise
-    pool, batch, samples, _ = noisy.shape
-    values = activations(theta, sizes, noisy.reshape(pool, batch * samples, -1))
-    median, chosen = select_median(values[-1].reshape(pool, batch, samples, -1))
-    return median, [_rows(v, chosen, samples) for v in values[:-1]]
-
-
-def _rank_in_cache(theta: Numbers, sizes: Sizes, x: Numbers, noise: Numbers) -> tuple[Numbers, list[Numbers]]:
-    """The same numbers member by member through one set of buffers, which stay in the core's cache.
-
-    For 15 members of 64 x 20 rows this takes half the time of passes over the whole pool.
-    """
-    pool, batch, samples, _ = noise.shape
-    rows, actions = batch * samples, sizes[-1]
-    buffers = [np.empty((1, rows, width), np.float32) for width in sizes]
-    median = np.empty((pool, batch, actions), np.float32)
-    saved = [np.empty((pool, batch * actions, width), np.float32) for width in sizes[:-1]]
-    for i in range(pool):
-        np.add(x[i, :, None], noise[i], out=buffers[0].reshape(batch, samples, -1))
-        for k, (weight, bias) in enumerate(layers(theta[i : i + 1], sizes)):
-            after = np.matmul(buffers[k], weight, out=buffers[k + 1])
-            after += bias
-            if k < len(sizes) - 2:
-                np.tanh(after, out=after)
-        found, chosen = select_median(buffers[-1].reshape(1, batch, samples, actions))
-        median[i] = found[0]
-        for kept, values in zip(saved, buffers, strict=False):
-            kept[i] = _rows(values, chosen, samples)[0]
-    return median, saved
-
-
-def _rows(values: Numbers, chosen: Numbers, samples: int) -> Numbers:
-    """The rows of values (P, batch * samples, n) at chosen (P, batch, actions): (P, batch * actions, n)."""
-    pool, batch, actions = chosen.shape
-    if isinstance(values, np.ndarray):
-        base = np.arange(pool * batch).reshape(pool, batch, 1) * samples
-        flat = values.reshape(pool * batch * samples, -1)
-        return flat.take((chosen + base).reshape(-1), axis=0).reshape(pool, batch * actions, -1)
-    start = torch.arange(pool * batch, device=values.device).view(pool, batch, 1) * samples
-    index = (chosen + start).flatten()
-    return values.reshape(pool * batch * samples, -1)[index].view(pool, batch * actions, -1)
-
-
 def select_median(outputs: Numbers) -> tuple[Numbers, Numbers]:
     """The lower median over axis 2 of (P, batch, samples, actions), and which sample it was."""
     k = median_rank(outputs.shape[2])
@@ -292,7 +222,7 @@ class PoolPolicy:
 
         states (P, B, n), noise (P, B, m, n). The gradient reaches the one selected sample of a coordinate.
         """
-        found = _SmoothedPass.apply(self.mean.theta, states, noise, self.mean.sizes)  # type: ignore[no-untyped-call]
+        found = SmoothedPass.apply(self.mean.theta, states, noise, self.mean.sizes)  # type: ignore[no-untyped-call]
         return found  # type: ignore[no-any-return]
 
     def detached(self) -> PoolPolicy:
