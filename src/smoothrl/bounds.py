@@ -163,7 +163,7 @@ def ibp_and_crown(
             raise UserError("CROWN bounds need a network that ends in a dense layer")
         size = last.weight.shape[-1]
         objective = torch.eye(size, device=lower.device, dtype=lower.dtype)
-        objective = objective.expand(*_lead(chain, lower), size, size)
+        objective = objective.expand(*_lead(chain, lower)[:-1], 1, size, size)
     return reached, _backward(chain, ranges, objective, lower, upper)
 
 
@@ -359,7 +359,10 @@ def _tighter(
 def _backward(
     chain: Sequence[Layer], ranges: dict[int, Interval], objective: Tensor, lower: Tensor, upper: Tensor
 ) -> Interval:
-    """Bounds of `objective` (lead, k, *shape) times the chain's output over the box [lower, upper]."""
+    """Bounds of `objective` (lead, k, *shape) times the chain's output over the box [lower, upper].
+
+    The last axis of `lead` may be 1: the same objective for all observations.
+    """
     lead = len(_lead(chain, lower))
     k = objective.shape[lead]
     rows = torch.cat([objective, -objective], dim=lead)
@@ -382,9 +385,16 @@ def _backward(
 def _through(rows: Tensor, lines: Lines, lead: int) -> tuple[Tensor, Tensor]:
     """A lower bound of rows times f(x): positive coefficients take the low line, negative the high one."""
     up, down = rows.clamp(min=0.0), rows.clamp(max=0.0)
-    constant = up * lines.low_offset.unsqueeze(lead) + down * lines.high_offset.unsqueeze(lead)
     back = up * lines.low_slope.unsqueeze(lead) + down * lines.high_slope.unsqueeze(lead)
+    if rows.shape[lead - 1] == 1:
+        return back, _shared(up, lines.low_offset, lead) + _shared(down, lines.high_offset, lead)
+    constant = up * lines.low_offset.unsqueeze(lead) + down * lines.high_offset.unsqueeze(lead)
     return back, constant.flatten(lead + 1).sum(-1)
+
+
+def _shared(rows: Tensor, x: Tensor, lead: int) -> Tensor:
+    """The products (lead, k) of x (lead, *shape) with rows that all observations share."""
+    return x.flatten(lead) @ rows.squeeze(lead - 1).flatten(lead).transpose(-1, -2)
 
 
 # ------------------------------------------------------------------------------- relaxed activations
