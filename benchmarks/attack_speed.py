@@ -112,9 +112,10 @@ def mad(agent: Agent) -> None:
         detail["ratio_per_episode_step"] = round(per_step["mad"] / per_step["clean"], 3)
         ratio, gain = times["mad"] / times["clean"], plain / per_step["mad"]
         name = f"attack_mad_{protocol.name}"
-        what = "50 Hopper episodes under MAD against the same without attack"
+        what = f"50 Hopper episodes under MAD ({protocol.name}) against the same without attack"
         record(f"{name}_cost", what, ratio, "at most 2", ratio <= 2, detail)
-        record(f"{name}_speed", "MAD against the plain way, a step", gain, "at least 50", gain >= 50, detail)
+        what = f"MAD ({protocol.name}) against the plain way, a step"
+        record(f"{name}_speed", what, gain, "at least 50", gain >= 50, detail)
 
 
 def critics(agent: Agent, alone: int = 2) -> None:

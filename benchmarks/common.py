@@ -98,7 +98,7 @@ def table() -> str:
     lines = ["| measured | value | target | reached | command |", "|---|---|---|---|---|"]
     for row in rows:
         mark = "yes" if row["met"] else "**no**"
-        figure = f"{row['value']:g} {row['unit']}"
+        figure = f"{row['value']:.3g} {row['unit']}"
         lines.append(f"| {row['what']} | {figure} | {row['target']} | {mark} | `{row['command']}` |")
     return "\n".join(lines)
 
