@@ -122,7 +122,7 @@ def critics(agent: Agent, alone: int = 2) -> None:
     """A tenth of the published fit on either side; alone, each critic plays its own single environment."""
     settings = CriticSettings(iterations=3, horizon=2048)
     env_id, times = agent.info.env_id, {}
-    collect_experience(agent, env_id, replace(settings, iterations=1, horizon=64), SOUND)  # first use: imports
+    collect_experience(agent, env_id, replace(settings, iterations=1, horizon=64), SOUND)  # first use
     for name, grid, lanes in (("pool", CRITIC_GRID, settings.lanes), ("single", CRITIC_GRID[:1], 1)):
         for part in ("collect", "fit"):
             times[f"{name}_{part}"] = 0.0
