@@ -72,9 +72,14 @@ def row(agent: Agent, name: str, options: argparse.Namespace, kept: dict[str, An
     verdict = "stronger" if gap.high < 0 else "weaker" if gap.low > 0 else "same within error"
     epsilon = options.q_epsilon if agent.discrete else options.epsilon
     return (
-        f"| {agent.name} | {agent.info.env_id} | {agent.smoothing} | {name}, {epsilon:g} | {cell(clean)} | "
-        f"{cell(paper)} | {cell(sound)} | {gap.value:+.0f} [{gap.low:+.0f}, {gap.high:+.0f}] | {verdict} |"
+        f"| {agent.name}, {whence(agent)} | {agent.info.env_id} | {agent.smoothing} | {name}, {epsilon:g} | "
+        f"{cell(clean)} | {cell(paper)} | {cell(sound)} | {gap.value:+.0f} [{gap.low:+.0f}, {gap.high:+.0f}] | {verdict} |"
     )
+
+
+def whence(agent: Agent) -> str:
+    """Which of the agents of its method: the paper's, or ours with its seed."""
+    return str(agent.info.notes.get("origin", f"seed {agent.info.seed}"))
 
 
 def merged(old: str, lines: list[str]) -> list[str]:
