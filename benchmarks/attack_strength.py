@@ -73,7 +73,8 @@ def row(agent: Agent, name: str, options: argparse.Namespace, kept: dict[str, An
     epsilon = options.q_epsilon if agent.discrete else options.epsilon
     return (
         f"| {agent.name}, {whence(agent)} | {agent.info.env_id} | {agent.smoothing} | {name}, {epsilon:g} | "
-        f"{cell(clean)} | {cell(paper)} | {cell(sound)} | {gap.value:+.0f} [{gap.low:+.0f}, {gap.high:+.0f}] | {verdict} |"
+        f"{cell(clean)} | {cell(paper)} | {cell(sound)} | "
+        f"{gap.value:+.0f} [{gap.low:+.0f}, {gap.high:+.0f}] | {verdict} |"
     )
 
 
