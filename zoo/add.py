@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,13 @@ def entry(agent: Agent, file: str, episodes: int, seed: int) -> dict[str, Any]:
     }
 
 
+def returns_alone(curve: str) -> str:
+    """The steps and returns of a learning curve, without what else a run logs (of every seed of a pool)."""
+    rows = list(csv.reader(curve.splitlines()))
+    kept = [i for i, name in enumerate(rows[0]) if name == "step" or "return" in name]
+    return "".join(",".join(row[i] for i in kept) + "\n" for row in rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("agent", type=Path)
@@ -57,7 +64,7 @@ def main() -> None:
         raise SystemExit(f"{path.name}: {size / 1e6:.1f} MB, and the zoo takes agents of less than 4 MB")
     curve = (options.agent if options.agent.is_dir() else options.agent.parent) / "progress.csv"
     if curve.is_file():
-        shutil.copyfile(curve, path.with_suffix(".csv"))
+        path.with_suffix(".csv").write_text(returns_alone(curve.read_text()))
     manifest = HERE / "manifest.json"
     entries = json.loads(manifest.read_text()) if manifest.exists() else {}
     entries[path.stem] = entry(agent, path.name, options.episodes, options.seed)
