@@ -352,7 +352,7 @@ def _tighter(
     shape = low.shape[len(lead) :]
     size = shape.numel()
     identity = torch.eye(size, device=low.device, dtype=low.dtype).view(size, *shape)
-    found = _backward(chain, ranges, identity.expand(*lead, *identity.shape), *start)
+    found = _backward(chain, ranges, identity.expand(*lead[:-1], 1, *identity.shape), *start)
     return torch.maximum(low, found[0].view(low.shape)), torch.minimum(high, found[1].view(low.shape))
 
 
