@@ -48,6 +48,19 @@ def test_denoisers_start_as_the_identity(name: str) -> None:
     assert torch.equal(networks.frozen(networks.build(description))(x), x)
 
 
+def test_dueling_heads_in_bfloat16_keep_gaps_beside_a_large_value() -> None:
+    q = networks.DuelingMLP(2, 2, (4,)).to(torch.bfloat16)
+    with torch.no_grad():
+        for parameter in q.parameters():
+            parameter.zero_()
+        assert q.value is not None
+        q.value.bias.fill_(100.0)
+        q.advantage.bias.copy_(torch.tensor([0.01, 0.0]))
+    out = q(torch.zeros(1, 2, dtype=torch.bfloat16))
+    assert out.dtype == torch.float32
+    assert (out[0, 0] - out[0, 1]).item() == pytest.approx(0.01, rel=0.02)
+
+
 def test_dueling_heads_by_hand() -> None:
     q = networks.DuelingMLP(2, 3, (4,))
     with torch.no_grad():

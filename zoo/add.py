@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +53,12 @@ def main() -> None:
     parser.add_argument("--name")
     parser.add_argument("--episodes", type=int, default=20)
     parser.add_argument("--seed", type=int, default=99)
+    parser.add_argument("--samples", type=int, help="noise samples of a decision, if not those of the file")
     options = parser.parse_args()
     torch.set_num_threads(1)
     agent = load_agent(options.agent)
+    if options.samples is not None:
+        agent = agent.with_smoothing(replace(agent.smoothing, samples=options.samples))
     game = agent.info.env_id.replace("/", "-")
     path = HERE / f"{options.name or f'{agent.info.method}-{game}'}.safetensors"
     save_agent(agent, path)

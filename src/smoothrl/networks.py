@@ -139,11 +139,14 @@ class DuelingMLP(nn.Module):
 
 
 def _duel(features: Tensor, advantage: nn.Module, value: nn.Module | None) -> Tensor:
+    """The heads joined in float32 at least: in bfloat16 the gaps between actions drown beside the value."""
     a: Tensor = advantage(features)
     if value is None:
         return a
-    v: Tensor = value(features)
-    return v + a - a.mean(dim=-1, keepdim=True)
+    wide = torch.promote_types(a.dtype, torch.float32)
+    a, v = a.to(wide), value(features).to(wide)
+    joined: Tensor = v + a - a.mean(dim=-1, keepdim=True)
+    return joined
 
 
 class NatureQ(nn.Module):

@@ -23,6 +23,8 @@ from smoothrl.learners.critics import (
     CriticConfig,
     CriticSettings,
     Experience,
+    PoolGrid,
+    both_kinds,
     collect_experience,
     critic_loss,
     fit_critics,
@@ -71,7 +73,7 @@ def test_critic_targets_by_hand():
         one([[1.0, 1.0, 0.0]]),
     )
     settings = CriticSettings(discount=0.5)
-    none = (torch.zeros(1), torch.zeros(1))
+    none = PoolGrid.of([CriticConfig(0.0, 0.0)])
     sound = critic_loss(critics, batch, none, 0.0, settings, False)
     errors = np.array([1.0 - 2.0, 2.0 - 3.0, 4.0 - 0.5])
     huber = np.where(np.abs(errors) < 1, errors**2 / 2, np.abs(errors) - 0.5)
@@ -79,8 +81,12 @@ def test_critic_targets_by_hand():
     released = critic_loss(critics, batch, none, 0.0, settings, True)
     errors = np.array([1.0 - 1.5, 2.0 - 2.5])
     assert released.item() == pytest.approx((errors**2 / 2).mean())
-    robust = critic_loss(critics, batch, (torch.tensor([0.1]), torch.tensor([2.0])), 1.0, settings, False)
+    robust = critic_loss(critics, batch, PoolGrid.of([CriticConfig(0.1, 2.0)]), 1.0, settings, False)
     assert robust.item() == pytest.approx(huber.mean() + 2.0 * 0.1**2)
+    myopic = critic_loss(critics, batch, PoolGrid.of([CriticConfig(0.0, 0.0, True)]), 0.0, settings, False)
+    errors = np.array([1.0, 2.0, 4.0]) - 0.5
+    huber = np.where(np.abs(errors) < 1, errors**2 / 2, np.abs(errors) - 0.5)
+    assert myopic.item() == pytest.approx(huber.mean())
 
 
 def test_a_critic_learns_what_follows():
@@ -208,6 +214,17 @@ def test_fitting_end_to_end(make, name, tmp_path):
     assert file.stat().st_mtime_ns == stamp
     attacked = play(agent, make_attack(name, agent, 0.3, adversary=found), Episodes(4))
     assert attacked.excess == 0.0
+
+
+@pytest.mark.parametrize("protocol", [SOUND, PAPER], ids=lambda p: p.name)
+def test_sound_min_rs_chooses_among_both_kinds_of_critics(protocol, tmp_path):
+    tiny = replace(SCALES["tiny"], critic_settings=SMALL, critics=tuple(GRID[:2]))
+    file = fit_attack(policy(), "min-rs", 0.3, folder=tmp_path, scale=tiny, protocol=protocol)
+    notes = load_adversary(file).info.notes
+    both = protocol is SOUND
+    assert notes["grid"] == (4 if both else 2)
+    assert len(notes["selection"]["means"]) == notes["grid"]
+    assert both_kinds(GRID[:1]) == (GRID[0], replace(GRID[0], myopic=True))
 
 
 def test_adversaries_of_others_are_refused(tmp_path):

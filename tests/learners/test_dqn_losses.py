@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from torch import nn
 
 from smoothrl import bounds, envs, networks
 from smoothrl.learners import q_losses as losses
-from smoothrl.learners.dqn import DQNLearner, as_input, preset_config, seeded
+from smoothrl.learners.dqn import DQNLearner, as_input, copied, preset_config, seeded
 from smoothrl.learners.q_adversary import s_pgd
 from smoothrl.learners.q_config import SDQNConfig
 from smoothrl.learners.q_loop import exploration, updates_due
@@ -40,6 +42,18 @@ def test_s_dqn_loss_means_and_sums() -> None:
     assert (loss.item(), mse.item()) == (pytest.approx(10 * 0.25 + 2.0), 0.25)
     summed, _ = losses.s_dqn(td, weights, denoised, clean, 1.0, 1.0, summed=True)
     assert summed.item() == pytest.approx(8 * 0.25 + 2.0)
+
+
+def test_advantages_apart_by_hand() -> None:
+    """The value may differ; the second row leaves its advantages (0, 0) for (1, -1)."""
+    q = torch.tensor([[3.0, 5.0], [1.0, -1.0]], requires_grad=True)
+    where = torch.tensor([[0.0, 2.0], [7.0, 7.0]], requires_grad=True)
+    apart = losses.advantages_apart(q, where)
+    assert apart.tolist() == pytest.approx([0.0, 1.0])
+    apart.sum().backward()  # type: ignore[no-untyped-call]
+    assert where.grad is None
+    assert q.grad is not None
+    assert q.grad[0].tolist() == [0.0, 0.0]
 
 
 def test_sa_hinge_is_the_worst_margin_capped() -> None:
@@ -138,6 +152,17 @@ def test_an_s_dqn_update_trains_the_denoiser_and_never_the_base(changes: dict, p
     assert any(not torch.equal(a, b) for a, b in zip(before_d, learner.parameters, strict=True))
 
 
+def test_the_target_base_draws_the_denoiser_to_the_policy_of_the_clean_observation() -> None:
+    """Identity without noise: nothing to learn. With noise the term falls, and no next state is looked at."""
+    config = s_config(td_target="base", lambda_reconstruction=0.0, sigma=1e-9, denoiser_factor=1)
+    learner = SDQNLearner(config, SPEC, base())
+    assert learner.update(batch(), 0.0)[1]["td"] == pytest.approx(0.0, abs=1e-9)
+    learner = SDQNLearner(replace(config, sigma=0.5, lr=5e-3, denoiser_width=32), SPEC, base())
+    blind = replace(batch(), following=np.zeros((0, 4, 10, 10), np.uint8))
+    found = [learner.update(blind, 0.0)[1]["td"] for _ in range(300)]
+    assert np.mean(found[-20:]) < 0.7 * np.mean(found[:20])
+
+
 def test_sound_noise_is_one_a_sample_and_paper_noise_one_a_minibatch() -> None:
     like = torch.zeros(4, 4, 10, 10)
     sound = SDQNLearner(s_config(), SPEC, base())._batch_noise(like)
@@ -202,6 +227,22 @@ def test_robust_updates_add_their_term_once_the_radius_is_open(name: str) -> Non
     assert np.isfinite(after["loss"])
     if name == "sa":
         assert before["loss"] == pytest.approx(alone["loss"])
+
+
+def test_noise_training_holds_the_policy_of_the_moment_it_set_in() -> None:
+    config = preset_config("dqn", SPEC.id, hidden=16, noise=0.5, noise_start=0.5, lr=3e-3)
+    learner = DQNLearner(config, SPEC)
+    _, before = learner.update(batch(), 0.4)
+    assert "noise" not in before
+    assert learner.teacher is None
+    then = copied(learner.q).state_dict()
+    apart = [learner.update(batch(), 0.6)[1]["noise"] for _ in range(200)]
+    assert learner.teacher is not None
+    assert all(torch.equal(then[k], v) for k, v in learner.teacher.state_dict().items())
+    assert np.mean(apart[-20:]) < 0.5 * np.mean(apart[:20])
+    shown = learner.noisy(torch.zeros(400, 4, 10, 10)).std(dim=(1, 2, 3))
+    assert shown.max() < 0.55
+    assert shown.mean().item() == pytest.approx(0.25, abs=0.03)
 
 
 def test_the_advantage_chain_gives_q_up_to_the_value() -> None:

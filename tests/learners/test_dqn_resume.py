@@ -105,6 +105,7 @@ LEARNERS: dict[str, tuple[str, str, dict[str, object], dict[str, object]]] = {
     "sa": ("dqn+sa", BREAKOUT, {}, SMALL_Q | {"ramp_start": 0.1}),
     "radial": ("dqn+radial", BREAKOUT, {}, SMALL_Q | {"ramp_start": 0.1}),
     "wocar": ("dqn+wocar", BREAKOUT, {}, SMALL_Q | {"ramp_start": 0.1}),
+    "noise": ("dqn", BREAKOUT, {}, SMALL_Q | {"noise": 0.2, "noise_start": 0.3}),
     "none": ("s-dqn", BREAKOUT, {"denoiser": "none"}, SMALL_Q),
     "s-pgd": ("s-dqn", BREAKOUT, {"adversarial": "s-pgd"}, {"denoiser_width": 8}),
     "paper": (
@@ -112,6 +113,12 @@ LEARNERS: dict[str, tuple[str, str, dict[str, object], dict[str, object]]] = {
         BREAKOUT,
         {"denoiser": "dncnn", "adversarial": "s-pgd"},
         BRIEF | {"protocol": "paper"},
+    ),
+    "image": (
+        "s-dqn",
+        BREAKOUT,
+        {},
+        {"denoiser_width": 8, "denoiser_factor": 2, "denoiser_predicts": "image"},
     ),
     "atari": ("dqn", PONG, {}, SMALL_Q | {"width": 0.25}),
 }

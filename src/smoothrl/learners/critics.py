@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,8 @@ class CriticConfig:
     """l_inf radius around (s, a) in the robustness term."""
     weight: float
     """Weight of the robustness term."""
+    myopic: bool = False
+    """A model of the next reward: its target leaves out Q of the next state."""
 
 
 CRITIC_GRID = tuple(
@@ -44,6 +46,11 @@ CRITIC_GRID = tuple(
     for e, w in itertools.product((0.02, 0.05, 0.1, 0.15, 0.2, 0.3), (0.1, 0.3, 1.0, 3.0, 10.0))
 )
 """The published grid of 30."""
+
+
+def both_kinds(grid: Sequence[CriticConfig]) -> tuple[CriticConfig, ...]:
+    """Every entry as a critic of the return and as one of the next reward."""
+    return tuple(replace(entry, myopic=myopic) for myopic in (False, True) for entry in grid)
 
 
 @dataclass(frozen=True)
@@ -169,19 +176,34 @@ class _ReturnScale:
 # ------------------------------------------------------------------------------------------- fitting
 
 
+@dataclass(frozen=True)
+class PoolGrid:
+    """The grid with one number a critic (P,)."""
+
+    radius: Tensor
+    weight: Tensor
+    foresight: Tensor
+    """1, or 0 for a myopic critic."""
+
+    @classmethod
+    def of(cls, grid: Sequence[CriticConfig]) -> PoolGrid:
+        columns = zip(*((g.epsilon, g.weight, float(not g.myopic)) for g in grid), strict=True)
+        return cls(*map(torch.tensor, columns))
+
+
 def critic_loss(
     critics: PoolMLP,
     batch: Experience,
-    grid: tuple[Tensor, Tensor],
+    grid: PoolGrid,
     grown: float,
     settings: CriticSettings,
     shuffled: bool,
 ) -> Tensor:
     """SmoothL1(Q(s, a), r + gamma Q(s', a')) + weight E max(ub - Q, Q - lb)^2, one number a critic (P,).
 
-    `grown` in [0, 1] scales epsilon and moves the bound from CROWN to IBP. `shuffled` is the released
-    code's slip: the rows of the minibatch are not in the order of time, and Q of the next *row* stands for
-    Q of the next state. batch: (P, B, ...).
+    Myopic critics have gamma = 0. `grown` in [0, 1] scales epsilon and moves the bound from CROWN to IBP.
+    `shuffled` is the released code's slip: the rows of the minibatch are not in the order of time, and Q of
+    the next *row* stands for Q of the next state. batch: (P, B, ...).
     """
     pairs = torch.cat([batch.states, batch.actions], dim=-1)
     q = critics(pairs)[..., 0]
@@ -191,19 +213,19 @@ def critic_loss(
         else:
             following = critics(torch.cat([batch.next_states, batch.next_actions], dim=-1))[..., 0]
     kept = q.shape[1] - 1 if shuffled else q.shape[1]
-    target = batch.rewards[:, :kept] + settings.discount * batch.goes_on[:, :kept] * following.detach()
+    discount = settings.discount * grid.foresight[:, None]
+    target = batch.rewards[:, :kept] + discount * batch.goes_on[:, :kept] * following.detach()
     loss = functional.smooth_l1_loss(q[:, :kept], target, reduction="none").mean(1)
     if grown <= 0.0:
         return loss
-    radius, weight = grid
-    lower, upper = bounds.box(pairs, grown * radius.view(-1, 1, 1))
+    lower, upper = bounds.box(pairs, grown * grid.radius.view(-1, 1, 1))
     if grown < 1.0:
         (low, high), linear = bounds.ibp_and_crown(critics, lower, upper)
         low, high = torch.lerp(linear[0], low, grown), torch.lerp(linear[1], high, grown)
     else:
         low, high = bounds.ibp(critics, lower, upper)
     width = torch.maximum(high[..., 0] - q, q - low[..., 0])
-    return loss + weight * width.square().mean(1)
+    return loss + grid.weight * width.square().mean(1)
 
 
 @dataclass
@@ -261,7 +283,7 @@ class _Fit:
             mlp = MLP(size, 1, settings.hidden)
             orthogonal(mlp, generator)
             self.critics.set_member(i, mlp)
-        self.grid = (torch.tensor([g.epsilon for g in grid]), torch.tensor([g.weight for g in grid]))
+        self.grid = PoolGrid.of(grid)
         self.adam = PoolAdam(list(self.critics.parameters()))
         self.curves: list[list[float]] = [[] for _ in grid]
         self.iteration = 0

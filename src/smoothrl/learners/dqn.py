@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -165,6 +166,8 @@ class DQNLearner:
         self.descent = Descent(self.q, config.lr, config.adam_eps, config.precision == "bf16")
         self.target = placed(copied(self.q).to(self.descent.dtype), device)
         self.updates = 0
+        self.teacher: nn.Module | None = None
+        self.noise = torch.Generator(device).manual_seed(config.seed + 5_555_555)
         self.weighs_priorities = protocol(config.protocol).priority_weighted
 
     def inputs(self, raw: Array) -> Tensor:
@@ -184,10 +187,31 @@ class DQNLearner:
         each = losses.huber_td(q, actions, y)
         view = View(x, q, actions, y, weights, each, progress)
         loss, metrics = self.loss(view)
+        if self.config.noise > 0.0 and progress >= self.config.noise_start:
+            apart = self.apart(x)
+            loss = loss + self.config.noise_weight * apart
+            metrics["noise"] = apart.item()
         self.descend(loss, progress)
         metrics |= notes | {"loss": loss.item(), "q": q.detach().amax(dim=1).mean().item()}
         shown = each.detach() * weights if self.weighs_priorities else each.detach()
         return np.asarray(shown.double().cpu().numpy()) + 1e-5, metrics
+
+    def apart(self, x: Tensor) -> Tensor:
+        """How far noise moves the advantages from those of the network as it was when this term set in.
+
+        A fixed teacher, for a moving one is dragged along until no action is better than another.
+        """
+        if self.teacher is None:
+            self.teacher = placed(copied(self.q).to(self.descent.dtype), self.device)
+        with torch.no_grad():
+            taught = self.teacher(x.to(self.descent.dtype)).float()
+        return losses.advantages_apart(self.descent(self.noisy(x)), taught).mean()
+
+    def noisy(self, x: Tensor) -> Tensor:
+        """The images with noise, each of its own deviation up to `noise`."""
+        z = torch.empty_like(x, memory_format=torch.contiguous_format).normal_(generator=self.noise)
+        share = torch.rand(x.shape[0], generator=self.noise, device=self.device)
+        return x + z.mul_(share.mul_(self.config.noise).to(x.dtype).view(-1, *[1] * (x.dim() - 1)))
 
     def prepare(self, batch: Batch, progress: float) -> dict[str, float]:
         """What has to happen before the update of Q; and what to log of it."""
@@ -225,6 +249,9 @@ class DQNLearner:
         found = {f"q.{k}": v for k, v in self.q.state_dict().items()}
         found |= {f"target.{k}": v for k, v in self.target.state_dict().items()}
         found |= {f"adam.{k}": v for k, v in optimizer_state(self.descent.optimizer).items()}
+        if self.teacher is not None:
+            found |= {f"teacher.{k}": v for k, v in self.teacher.state_dict().items()}
+            found["noise"] = self.noise.get_state()
         return found | {"updates": torch.tensor(self.updates)}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
@@ -233,11 +260,23 @@ class DQNLearner:
         load_optimizer(self.descent.optimizer, part(state, "adam"))
         self.descent.refresh()
         self.updates = int(state["updates"])
+        if "noise" in state:
+            self.teacher = placed(copied(self.q).to(self.descent.dtype), self.device)
+            self.teacher.load_state_dict(part(state, "teacher"))
+            resume_noise(self.noise, state["noise"])
 
 
 def part(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
     """The tensors under `name.`."""
     return {k[len(name) + 1 :]: v for k, v in state.items() if k.startswith(name + ".")}
+
+
+def resume_noise(generator: torch.Generator, state: Tensor) -> None:
+    """Go on with the stream; a run that moved to another device gets a fresh one that its state decides."""
+    if state.shape == generator.get_state().shape:
+        generator.set_state(state)
+    else:
+        generator.manual_seed(crc32(state.numpy().tobytes()))
 
 
 def agent_info(config: QConfig, spec: envs.EnvSpec, steps: int, **more: Any) -> AgentInfo:

@@ -34,7 +34,14 @@ from smoothrl.errors import UserError, unknown
 from smoothrl.learners import tournament
 from smoothrl.learners.adversaries import AdversaryConfig, FitSettings, fit_adversaries
 from smoothrl.learners.attack_runs import Episodes, play
-from smoothrl.learners.critics import CRITIC_GRID, CriticConfig, CriticSettings, fit_critics, light
+from smoothrl.learners.critics import (
+    CRITIC_GRID,
+    CriticConfig,
+    CriticSettings,
+    both_kinds,
+    fit_critics,
+    light,
+)
 from smoothrl.learners.directors import PAPER_DIRECTOR, DirectorConfig, DirectorFit, DirectorSettings
 from smoothrl.noise import Noise
 from smoothrl.protocols import SOUND, Protocol
@@ -239,14 +246,17 @@ def fit_attack(
 
 
 def _critics(task: Task, progress: Progress | None) -> Any:
-    """Critics do not depend on the budget: one fit serves every epsilon."""
+    """Critics do not depend on the budget: one fit serves every epsilon.
+
+    Which kind guides better depends on the agent, so that `sound` fits both and lets the selection decide.
+    """
+    shuffled = task.protocol.critic_shuffled
+    grid = task.scale.critics if shuffled else both_kinds(task.scale.critics)
     settings = replace(task.scale.critic_settings, seed=task.seed)
     victim = task.victim
     state = task.folder / f"critics-{task.protocol.name}-{task.scale.name}-{_who(task, victim)}.fit"
-    fit = fit_critics(
-        victim, task.env_id, task.scale.critics, settings, task.protocol, progress=progress, state_dir=state
-    )
-    return fit.critics, fit.curves, [asdict(c) for c in task.scale.critics]
+    fit = fit_critics(victim, task.env_id, grid, settings, task.protocol, progress=progress, state_dir=state)
+    return fit.critics, fit.curves, [asdict(c) for c in grid]
 
 
 def _who(task: Task, victim: Agent) -> str:

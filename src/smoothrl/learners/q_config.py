@@ -101,6 +101,19 @@ class DQNConfig(QConfig):
     """Units of the heads."""
     target_every: int = 2_000
     """Updates between two copies to the target network."""
+    noise: float = 0.0
+    """Largest deviation of the noise under which the greedy policy is kept (0: none)."""
+    noise_start: float = 0.5
+    """Fraction of the run from which on it is: the policy of that moment, while TD goes on."""
+    noise_weight: float = 20.0
+    """Weight of that term."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0.0 <= self.noise < float("inf"):
+            raise UserError(f"noise {self.noise} is no standard deviation: it must be finite, 0 or more")
+        if not 0.0 <= self.noise_start < 1.0:
+            raise UserError(f"noise_start {self.noise_start} is no fraction of a run: 0 or more, below 1")
 
 
 def check_sigma(sigma: float) -> None:
@@ -191,6 +204,8 @@ class SDQNConfig(QConfig):
     """lambda_1: weight of the reconstruction loss."""
     lambda_td: float = 1.0
     """lambda_2: weight of the TD loss."""
+    td_target: Literal["bootstrap", "base"] = "bootstrap"
+    """Target of Q(D(s + z)): that of TD for the action taken, or the advantages of the frozen Q(s)."""
     adversarial: Literal["none", "s-pgd"] = "none"
     """Train on observations attacked by S-PGD."""
     epsilon: float = 0.05
@@ -205,6 +220,8 @@ class SDQNConfig(QConfig):
         check_sigma(self.sigma)
         if self.denoiser not in ("dncnn", "fast", "mlp"):
             raise unknown("denoiser", self.denoiser, ("dncnn", "fast", "mlp", "none"))
+        if self.td_target not in ("bootstrap", "base"):
+            raise unknown("td_target", self.td_target, ("bootstrap", "base"))
         if self.adversarial not in ("none", "s-pgd"):
             raise unknown("adversarial training", self.adversarial, ("none", "s-pgd"))
         if self.adversarial != "none":

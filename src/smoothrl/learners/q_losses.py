@@ -23,6 +23,15 @@ def huber_td(q: Tensor, actions: Tensor, target: Tensor) -> Tensor:
     return smooth_l1_loss(chosen(q, actions), target, reduction="none")
 
 
+def advantages_apart(q: Tensor, where: Tensor) -> Tensor:
+    """E_a (A - A_0)^2 of each row, A = Q - E_a Q: how far `q` is from the advantages of the constant `where`.
+
+    The greedy action depends on the advantages alone, and they are small beside the value.
+    """
+    difference = q - where.detach()
+    return (difference - difference.mean(dim=1, keepdim=True)).square().mean(dim=1)
+
+
 def min_square_abs(difference: Tensor) -> Tensor:
     """min(d^2, |d|), RADIAL's loss of a difference."""
     size = difference.abs()

@@ -152,7 +152,7 @@ CPU_SDQN: Values = {
     "steps": 60_000,
     "lanes": 16,
     "batch": 32,
-    "update_every": 6,
+    "update_every": 3,
     "warmup": 5_000,
     "capacity": 60_000,
     "lr": 5e-3,
@@ -169,6 +169,8 @@ CPU_SDQN: Values = {
     "denoiser_width": 16,
     "denoiser_depth": 4,
     "lambda_reconstruction": 1_000.0,
+    "lambda_td": 100.0,
+    "td_target": "base",
     "attack_steps": 3,
 }
 MINATAR_SDQN: Values = {
@@ -227,7 +229,14 @@ SDQN_GAMES: dict[str, dict[str, Values]] = {
 }
 
 GAMES: dict[str, dict[str, Values]] = {
-    "pong": {"cpu": {"env_settings": {"profile": "standard", "actions": 4}, "double": False}},
+    "pong": {
+        "cpu": {
+            "env_settings": {"profile": "standard", "actions": 4},
+            "double": False,
+            "noise": 0.1,
+            "noise_start": 0.52,
+        }
+    },
     "freeway": {"paper": {"explore_steps": 100_000}},
     "roadrunner": {"cpu": {"env_settings": {"profile": "standard", "actions": 6}}},
 }
@@ -266,7 +275,7 @@ def robust_preset(env_id: str, image: bool, regulariser: str, name: str | None =
     """The preset of plain DQN and what the regulariser changes in it."""
     kind = family(env_id, image)
     chosen = (name or "cpu") if kind == "atari" else kind
-    values = {**dqn_preset(env_id, image, name), **ROBUST[regulariser][chosen]}
+    values = {**dqn_preset(env_id, image, name), "noise": 0.0, **ROBUST[regulariser][chosen]}
     if (game_of(env_id), chosen) == ("roadrunner", "paper"):
         values |= ROADRUNNER_PAPER.get(regulariser, {})
     return values

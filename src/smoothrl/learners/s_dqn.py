@@ -6,10 +6,9 @@ the reconstruction and TD terms share one forward of D.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +32,7 @@ from smoothrl.learners.dqn import (
     optimizer_state,
     part,
     placed,
+    resume_noise,
     seeded,
 )
 from smoothrl.learners.dqn import preset_config as dqn_config
@@ -112,13 +112,13 @@ class SDQNLearner:
 
     def update(self, batch: Batch, progress: float) -> tuple[npt.NDArray[np.float64], dict[str, float]]:
         clean = self._input(batch.observations)
-        actions, weights = on(self.device, batch.actions), on(self.device, batch.weights)
-        y = self.targets(batch)
+        weights = on(self.device, batch.weights)
+        aim = self.aim(batch)
         with amp(self.config, self.device):
             seen, leaked = self._seen(clean)
             denoised = self.denoiser(seen + self._batch_noise(seen))
             q = self.q(denoised)
-        td = losses.huber_td(q.float(), actions, y)
+        td = aim(q.float())
         lambdas = self.config.lambda_reconstruction, self.config.lambda_td
         summed = self.switches.reconstruction_summed
         loss, mse = losses.s_dqn(td, weights, denoised.float(), clean, *lambdas, summed)
@@ -127,13 +127,28 @@ class SDQNLearner:
         metrics = {"loss": loss.item(), "mse": mse.item(), "td": td.detach().mean().item()}
         return np.asarray(each.double().cpu().numpy()) + 1e-5, metrics
 
-    @torch.no_grad()
+    def aim(self, batch: Batch) -> Callable[[Tensor], Tensor]:
+        """The TD term of each row, given Q(D(s + z)).
+
+        The frozen Q has converged, so that E[y | s, a] is Q(s, a) itself: the target `base` is the TD target
+        without its variance, and known for every action.
+        """
+        if self.config.td_target == "base":
+            own = self._frozen_q(batch.observations)
+            return lambda q: losses.advantages_apart(q, own)
+        y, actions = self.targets(batch), on(self.device, batch.actions)
+        return lambda q: losses.huber_td(q, actions, y)
+
     def targets(self, batch: Batch) -> Tensor:
         """y from the frozen Q at the clean next states."""
-        with amp(self.config, self.device):
-            following = self.q(self._input(batch.following, self.config.precision)).float()
+        following = self._frozen_q(batch.following)
         returns, discounts = on(self.device, batch.returns), on(self.device, batch.discounts)
         return losses.td_target(returns, discounts, following)
+
+    @torch.no_grad()
+    def _frozen_q(self, raw: Array) -> Tensor:
+        with amp(self.config, self.device):
+            return self.q(self._input(raw, self.config.precision)).float()  # type: ignore[no-any-return]
 
     def _seen(self, clean: Tensor) -> tuple[Tensor, list[Tensor]]:
         """The observations of this update, some attacked, and the gradients that slip into it."""
@@ -228,14 +243,6 @@ def noise_generator(config: SDQNConfig | NoisyDQNConfig, device: Device) -> torc
     return torch.Generator(device).manual_seed(config.seed + 7_777_777)
 
 
-def resume_noise(generator: torch.Generator, state: Tensor) -> None:
-    """Go on with the stream; a run that moved to another device gets a fresh one that its state decides."""
-    if state.shape == generator.get_state().shape:
-        generator.set_state(state)
-    else:
-        generator.manual_seed(crc32(state.numpy().tobytes()))
-
-
 class networks_in_eval_mode:
     """The module in evaluation mode while the block runs, then as it was."""
 
@@ -326,6 +333,6 @@ def noisy_config(env_id: str, preset: str | None = None, **changes: Any) -> Nois
     """The ablation: the Q-network's preset, the noise of the denoiser's."""
     plain = dqn_config("s-dqn", env_id, preset)
     image = len(envs.spec(env_id, **plain.env_settings).obs_shape) == 3
-    values = {**vars(plain), "sigma": s_dqn_preset(env_id, image, preset)["sigma"]}
+    values = {**vars(plain), "noise": 0.0, "sigma": s_dqn_preset(env_id, image, preset)["sigma"]}
     config: NoisyDQNConfig = with_changes(NoisyDQNConfig(**values), changes)
     return config
