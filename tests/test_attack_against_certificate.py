@@ -31,6 +31,13 @@ def of_kind(kind: str) -> list[Path]:
     return [path for path in ZOO if load_agent(path).smoothing.kind == kind]
 
 
+def voters() -> list[Any]:
+    """Voting agents; one that sees whole frames takes minutes and is left to the full set."""
+    frames = [path for path in of_kind("vote") if np.prod(load_agent(path).info.observation_shape) > 10_000]
+    slow = {path: (pytest.mark.slow,) for path in frames}
+    return [pytest.param(path, marks=slow.get(path, ())) for path in of_kind("vote")]
+
+
 def policies() -> list[Any]:
     """Median policies: ours always, the paper's released ones in the full set (`make soundness`)."""
     return [*of_kind("median"), *(pytest.param(path, marks=pytest.mark.slow) for path in RELEASED)]
@@ -54,7 +61,7 @@ def test_there_are_agents_to_try() -> None:
     assert of_kind("median")
 
 
-@pytest.mark.parametrize("path", of_kind("vote"), ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", voters(), ids=lambda p: p.stem)
 def test_no_attack_inside_the_radius_changes_the_certified_action(path: Path) -> None:
     agent = load_agent(path)
     states, sigma = visited(agent, 24), agent.smoothing.sigma
@@ -75,7 +82,7 @@ def test_no_attack_inside_the_radius_changes_the_certified_action(path: Path) ->
     assert overturned <= binomial_quantile(1.0 - CHANCE, int(found.certified.sum()), ALPHA)
 
 
-@pytest.mark.parametrize("path", of_kind("vote"), ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", voters(), ids=lambda p: p.stem)
 def test_far_outside_the_radius_the_same_attack_does_change_actions(path: Path) -> None:
     """The test above can fail: with ten times the budget the attack breaks what was certified."""
     agent = load_agent(path)

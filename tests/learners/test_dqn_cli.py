@@ -18,6 +18,7 @@ from smoothrl.learners.q_config import DQNConfig
 from smoothrl.learners.q_methods import configure, train
 from smoothrl.learners.q_presets import s_dqn_preset
 from smoothrl.learners.s_dqn import noisy_config
+from smoothrl.learners.s_dqn import preset_config as s_dqn_config
 
 BREAKOUT = "MinAtar/Breakout-v1"
 TINY = ["warmup=64", "lanes=4", "batch=8", "eval_every=0", "capacity=200", "log_every=160"]
@@ -106,6 +107,27 @@ def test_presets_of_the_reference() -> None:
         s_dqn_preset(road, True, "paper")
     )
     assert noisy_config(road, "paper").sigma == 0.05
+
+
+PONG = "PongNoFrameskip-v4"
+
+
+def test_only_plain_pong_keeps_its_policy_under_noise() -> None:
+    assert preset_config("dqn", PONG).noise == 0.1
+    assert preset_config("dqn", PONG, "paper").noise == 0.0
+    assert preset_config("dqn+sa", PONG, None, "sa").noise == 0.0
+    assert noisy_config(PONG).noise == 0.0
+
+
+@pytest.mark.parametrize("protocol", ["sound", "paper"])
+def test_the_published_td_target_under_paper(protocol: str) -> None:
+    """The preset `cpu` of Atari looks through the frozen network, unless asked for what was published."""
+    q_config = preset_config("dqn", PONG, hidden=16, width=0.25)
+    agent = DQNLearner(q_config, envs.spec(PONG, **q_config.env_settings)).agent(0)
+    config = s_dqn_config(PONG, agent, protocol=protocol)
+    published = ("bootstrap", 1.0, 1.0)
+    found = (config.td_target, config.lambda_td, config.lambda_reconstruction)
+    assert found == (published if protocol == "paper" else ("base", 100.0, 1_000.0))
 
 
 def test_an_s_dqn_agent_is_no_base(base: Path, tmp_path: Path) -> None:

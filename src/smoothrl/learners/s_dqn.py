@@ -324,7 +324,7 @@ def preset_config(
     if denoiser is not None:
         values["denoiser"] = denoiser
     if protocol(changes.get("protocol", "sound")).reconstruction_summed:
-        values["lambda_reconstruction"] = 1.0
+        values |= {"lambda_reconstruction": 1.0, "lambda_td": 1.0, "td_target": "bootstrap"}
     config: SDQNConfig = with_changes(SDQNConfig(**values), changes)
     return config
 
