@@ -31,11 +31,14 @@ def of_kind(kind: str) -> list[Path]:
     return [path for path in ZOO if load_agent(path).smoothing.kind == kind]
 
 
+def sees_frames(agent: Agent) -> bool:
+    return int(np.prod(agent.info.observation_shape)) > 10_000
+
+
 def voters() -> list[Any]:
-    """Voting agents; one that sees whole frames takes minutes and is left to the full set."""
-    frames = [path for path in of_kind("vote") if np.prod(load_agent(path).info.observation_shape) > 10_000]
-    slow = {path: (pytest.mark.slow,) for path in frames}
-    return [pytest.param(path, marks=slow.get(path, ())) for path in of_kind("vote")]
+    """Voting agents; those that see whole frames in the full set."""
+    marks = {path: (pytest.mark.slow,) for path in of_kind("vote") if sees_frames(load_agent(path))}
+    return [pytest.param(path, marks=marks.get(path, ())) for path in of_kind("vote")]
 
 
 def policies() -> list[Any]:
@@ -64,7 +67,8 @@ def test_there_are_agents_to_try() -> None:
 @pytest.mark.parametrize("path", voters(), ids=lambda p: p.stem)
 def test_no_attack_inside_the_radius_changes_the_certified_action(path: Path) -> None:
     agent = load_agent(path)
-    states, sigma = visited(agent, 24), agent.smoothing.sigma
+    count, draws = (6, 500) if sees_frames(agent) else (24, 2000)
+    states, sigma = visited(agent, count), agent.smoothing.sigma
     noise = GeneratorNoise(torch.Generator().manual_seed(1))
     counts = vote_counts(agent.sample_outputs(states, noise, samples=200)).numpy()
     found = radius(counts, sigma, ALPHA, default_mode(agent.info.actions))
@@ -76,8 +80,8 @@ def test_no_attack_inside_the_radius_changes_the_certified_action(path: Path) ->
         attack = make_attack("s-pgd", agent, budget, "l2", overrides=Overrides(steps=15, draws=8, restarts=2))
         attacked = attack.perturb(state, [0], noise, 0)
         assert float((attacked - state).norm()) <= budget + 1e-6
-        votes = vote_counts(agent.sample_outputs(attacked, noise, samples=2000))[0].numpy()
-        share = float(cp_upper(votes[found.action[i]], 2000, CHANCE))
+        votes = vote_counts(agent.sample_outputs(attacked, noise, samples=draws))[0].numpy()
+        share = float(cp_upper(votes[found.action[i]], draws, CHANCE))
         overturned += share < 0.5
     assert overturned <= binomial_quantile(1.0 - CHANCE, int(found.certified.sum()), ALPHA)
 
@@ -86,7 +90,7 @@ def test_no_attack_inside_the_radius_changes_the_certified_action(path: Path) ->
 def test_far_outside_the_radius_the_same_attack_does_change_actions(path: Path) -> None:
     """The test above can fail: with ten times the budget the attack breaks what was certified."""
     agent = load_agent(path)
-    states = visited(agent, 24)
+    states = visited(agent, 6 if sees_frames(agent) else 24)
     noise = GeneratorNoise(torch.Generator().manual_seed(1))
     counts = vote_counts(agent.sample_outputs(states, noise, samples=200)).numpy()
     found = radius(counts, agent.smoothing.sigma, ALPHA, default_mode(agent.info.actions))
