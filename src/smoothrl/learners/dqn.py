@@ -164,11 +164,15 @@ class DQNLearner:
         if init is not None:
             adopt(self.q, init)
         self.descent = Descent(self.q, config.lr, config.adam_eps, config.precision == "bf16")
-        self.target = placed(copied(self.q).to(self.descent.dtype), device)
+        self.target = self.twin()
         self.updates = 0
         self.teacher: nn.Module | None = None
         self.noise = torch.Generator(device).manual_seed(config.seed + 5_555_555)
         self.weighs_priorities = protocol(config.protocol).priority_weighted
+
+    def twin(self) -> nn.Module:
+        """The network as it is now, frozen, in the precision of all passes."""
+        return placed(copied(self.q).to(self.descent.dtype), self.device)
 
     def inputs(self, raw: Array) -> Tensor:
         """What the network is shown of raw observations."""
@@ -202,7 +206,7 @@ class DQNLearner:
         A fixed teacher, for a moving one is dragged along until no action is better than another.
         """
         if self.teacher is None:
-            self.teacher = placed(copied(self.q).to(self.descent.dtype), self.device)
+            self.teacher = self.twin()
         with torch.no_grad():
             taught = self.teacher(x.to(self.descent.dtype)).float()
         return losses.advantages_apart(self.descent(self.noisy(x)), taught).mean()
@@ -261,7 +265,7 @@ class DQNLearner:
         self.descent.refresh()
         self.updates = int(state["updates"])
         if "noise" in state:
-            self.teacher = placed(copied(self.q).to(self.descent.dtype), self.device)
+            self.teacher = self.twin()
             self.teacher.load_state_dict(part(state, "teacher"))
             resume_noise(self.noise, state["noise"])
 
