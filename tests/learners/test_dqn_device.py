@@ -42,7 +42,8 @@ def meta(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "autocast", lambda device, *rest, **more: autocast("cpu", *rest, **more))
     for module in (dqn, robust_dqn, s_dqn):
         monkeypatch.setattr(module, "copied", lambda n: networks.frozen(networks.build(networks.describe(n))))
-    monkeypatch.setattr(s_dqn, "noise_generator", lambda *_: torch.Generator())
+    for module in (dqn, s_dqn):
+        monkeypatch.setattr(module, "noise_stream", lambda *_: torch.Generator())
     monkeypatch.setattr(Tensor, "item", lambda self: 1.0)
     monkeypatch.setattr(Tensor, "cpu", lambda self: torch.zeros(self.shape, dtype=self.dtype))
     monkeypatch.setattr(Tensor, "__bool__", lambda self: True)
@@ -74,9 +75,13 @@ def noisy(device: str) -> QLearner:
 
 CASES: dict[str, Callable[[str], QLearner]] = {
     "dqn": lambda device: DQNLearner(preset_config("dqn", SPEC.id, hidden=16), SPEC, device=device),
+    "noise": lambda device: DQNLearner(
+        preset_config("dqn", SPEC.id, hidden=16, noise=0.2), SPEC, device=device
+    ),
     **{name: functools.partial(robust, name) for name in LEARNERS},
     "none": noisy,
     "fast": denoising,
+    "base": functools.partial(denoising, td_target="base"),
     "dncnn": functools.partial(denoising, denoiser="dncnn"),
     "paper": functools.partial(denoising, denoiser="dncnn", protocol="paper"),
 }
@@ -98,7 +103,7 @@ def test_nothing_stays_behind_on_the_cpu(name: str) -> None:
     assert priorities.shape == (8,)
     assert "loss" in metrics
     assert actions.shape == (3,)
-    kept = [t for k, t in learner.state().items() if k not in ("updates", "generator") and t.dim()]
+    kept = [t for k, t in learner.state().items() if k not in ("updates", "generator", "noise") and t.dim()]
     assert all(t.device.type == "meta" for t in kept)
 
 

@@ -114,12 +114,7 @@ LEARNERS: dict[str, tuple[str, str, dict[str, object], dict[str, object]]] = {
         {"denoiser": "dncnn", "adversarial": "s-pgd"},
         BRIEF | {"protocol": "paper"},
     ),
-    "image": (
-        "s-dqn",
-        BREAKOUT,
-        {},
-        {"denoiser_width": 8, "denoiser_factor": 2, "denoiser_predicts": "image"},
-    ),
+    "base": ("s-dqn", BREAKOUT, {}, {"denoiser_width": 8, "td_target": "base"}),
     "atari": ("dqn", PONG, {}, SMALL_Q | {"width": 0.25}),
 }
 

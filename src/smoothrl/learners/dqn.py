@@ -167,7 +167,7 @@ class DQNLearner:
         self.target = self.twin()
         self.updates = 0
         self.teacher: nn.Module | None = None
-        self.noise = torch.Generator(device).manual_seed(config.seed + 5_555_555)
+        self.noise = noise_stream(config.seed + 5_555_555, device)
         self.weighs_priorities = protocol(config.protocol).priority_weighted
 
     def twin(self) -> nn.Module:
@@ -273,6 +273,11 @@ class DQNLearner:
 def part(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
     """The tensors under `name.`."""
     return {k[len(name) + 1 :]: v for k, v in state.items() if k.startswith(name + ".")}
+
+
+def noise_stream(seed: int, device: Device) -> torch.Generator:
+    """A stream of noise, made where it is used."""
+    return torch.Generator(device).manual_seed(seed)
 
 
 def resume_noise(generator: torch.Generator, state: Tensor) -> None:

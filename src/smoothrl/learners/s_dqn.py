@@ -27,6 +27,7 @@ from smoothrl.learners.dqn import (
     copied,
     discrete_spec,
     load_optimizer,
+    noise_stream,
     normaliser,
     on,
     optimizer_state,
@@ -81,7 +82,7 @@ class SDQNLearner:
         self.denoiser = seeded(denoiser_description(spec, config), config.seed, device)
         self.parameters = list(self.denoiser.parameters())
         self.optimizer = torch.optim.Adam(self.parameters, lr=config.lr, eps=config.adam_eps, fused=True)
-        self.generator = noise_generator(config, device)
+        self.generator = noise_stream(config.seed + 7_777_777, device)
 
     # ---------------------------------------------------------------------------------------- acting
 
@@ -218,7 +219,7 @@ class NoisyDQNLearner(DQNLearner):
     def __init__(self, config: NoisyDQNConfig, spec: envs.EnvSpec, device: Device = "cpu") -> None:
         super().__init__(config, spec, device=device)
         self.sigma, self.samples = config.sigma, config.samples
-        self.generator = noise_generator(config, device)
+        self.generator = noise_stream(config.seed + 7_777_777, device)
 
     def inputs(self, raw: Array) -> Tensor:
         x = super().inputs(raw)
@@ -236,11 +237,6 @@ class NoisyDQNLearner(DQNLearner):
     def load(self, state: Mapping[str, Tensor]) -> None:
         super().load(state)
         resume_noise(self.generator, state["generator"])
-
-
-def noise_generator(config: SDQNConfig | NoisyDQNConfig, device: Device) -> torch.Generator:
-    """The stream of smoothing noise, made where it is used."""
-    return torch.Generator(device).manual_seed(config.seed + 7_777_777)
 
 
 class networks_in_eval_mode:

@@ -112,12 +112,12 @@ def choose(
     keep: int = 4,
     progress: Progress | None = None,
 ) -> Choice:
-    """All members on a few episodes, the best `keep` of them on more; the lowest mean return wins."""
+    """All members on a few episodes, the best on more, a quarter of them or `keep`; the lowest mean wins."""
     early = play_members(arena, make, members, max(first, -(-8 // len(members))))
     if progress is not None:
         progress(0.5, "selecting")
     scores, counts = early.mean(1), np.full(len(members), early.shape[1])
-    finalists = np.argsort(scores, kind="stable")[:keep]
+    finalists = np.argsort(scores, kind="stable")[: max(keep, len(members) // 4)]
     if len(members) > 1 and then > 0:
         fresh = Arena(arena.agent, arena.env_id, arena.seed + 1, arena.max_steps)
         late = play_members(fresh, make, [members[i] for i in finalists], max(then, -(-8 // len(finalists))))
