@@ -69,6 +69,24 @@ def test_headline_by_hand() -> None:
     )  # not 995, which is of an attack not tried here
 
 
+def test_clean_returns_of_evaluate_stand_beside_the_attacks_of_every_protocol() -> None:
+    clean = ResultRow("Hopper-v2", "ppo", "clean", 3000.0, agent_hash="a", returns=(2900.0, 3100.0))
+    mad = replace(clean, metric="mad", epsilon=0.075)
+    rows = [
+        clean,
+        replace(mad, protocol="sound", mean=1000.0, returns=(900.0, 1100.0)),
+        replace(mad, protocol="paper", mean=2000.0, returns=(1900.0, 2100.0)),
+    ]
+    data = html.ReportData(rows=rows, summary=summarise(rows))
+    found = {h.protocol: h for h in charts.headlines(data)}
+    assert {p: (h.clean.mean, h.worst.mean) for p, h in found.items() if h.clean and h.worst} == {
+        "sound": (3000.0, 1000.0),
+        "paper": (3000.0, 2000.0),
+    }
+    alone = html.ReportData(rows=rows[:1], summary=summarise(rows[:1]))
+    assert [(h.protocol, h.worst) for h in charts.headlines(alone)] == [("", None)]
+
+
 def test_flags_say_when_not_to_trust() -> None:
     base = ResultRow(
         "Hopper-v2", "ppo", "clean", 1000.0, protocol="sound", agent_hash="a", returns=(990.0, 1010.0)

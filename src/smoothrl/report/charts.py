@@ -51,8 +51,8 @@ def hues(data: ReportData) -> look.Palette:
 def headlines(data: ReportData) -> list[Headline]:
     """Clean and worst at the largest budget that attacks were tried at, for each method and place."""
     out = []
-    for place, protocol in _unique((r.environment, r.protocol) for r in data.summary if r.metric == "clean"):
-        here = [r for r in data.summary if (r.environment, r.protocol) == (place, protocol)]
+    for place, protocol in _questions(data):
+        here = [r for r in data.summary if _belongs(r, place, protocol)]
         attacked = [r for r in here if r.metric in look.ATTACKS and r.epsilon]
         budget = max((r.epsilon or 0.0 for r in attacked), default=0.0)
         for agent in _unique(r.agent for r in here):
@@ -66,6 +66,24 @@ def headlines(data: ReportData) -> list[Headline]:
                 Headline(agent, place, protocol, clean, worst, clean.paper if clean else None, published)
             )
     return out
+
+
+def _questions(data: ReportData) -> list[tuple[str, str]]:
+    """Places and protocols with a clean return."""
+    found = []
+    for row in data.summary:
+        if row.metric == "clean":
+            there = _unique(
+                r.protocol for r in data.summary if r.environment == row.environment and r.protocol
+            )
+            found += [(row.environment, p) for p in ([row.protocol] if row.protocol or not there else there)]
+    return _unique(found)
+
+
+def _belongs(row: SummaryRow, place: str, protocol: str) -> bool:
+    """A clean return of no protocol, as `smoothrl evaluate` writes it, belongs to every one."""
+    free = row.metric == "clean" and not row.protocol
+    return row.environment == place and (row.protocol == protocol or free)
 
 
 def _published(h: SummaryRow, budget: float, attacks: set[str]) -> float | None:
@@ -245,7 +263,7 @@ def _by_place(
             start = [
                 r
                 for r in data.summary
-                if clean and r.metric == "clean" and (r.environment, r.protocol, r.agent) == question
+                if clean and r.metric == "clean" and r.agent == agent and _belongs(r, place, protocol)
             ]
             lines[agent] = start[:1] + sorted(mine, key=lambda r: r.epsilon or 0.0)
         reach = [v for line in lines.values() for r in line for v in (r.mean, r.paper) if v is not None]
